@@ -1,0 +1,66 @@
+// Decode attention of one kv head over a run of blocks: the contract that every kernel fulfils.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+namespace wscope {
+
+enum class Storage { kFloat32, kBfloat16 };
+
+inline int64_t ItemBytes(Storage storage) { return storage == Storage::kFloat32 ? 4 : 2; }
+
+// What a kernel needs to know of a layer. Letters of shapes: H query heads, G kv heads, K key dim,
+// V value dim, D entries of a block.
+struct AttentionShape {
+  int num_q_heads = 0;        // H, a multiple of G. Query head h reads kv head h / (H / G).
+  int num_kv_heads = 0;       // G
+  int key_dim = 0;            // K
+  int value_dim = 0;          // V, at most K if value_in_key.
+  bool value_in_key = false;  // The value of an entry is the first V numbers of its key.
+  int block = 0;              // D
+  Storage storage = Storage::kFloat32;
+  float scale = 1.0f;  // Applied in float32 to the scores, never to q.
+
+  int group() const { return num_q_heads / num_kv_heads; }
+  int64_t stored_dim() const { return key_dim + (value_in_key ? 0 : value_dim); }
+  int64_t head_bytes() const { return block * stored_dim() * ItemBytes(storage); }
+  int64_t block_bytes() const { return num_kv_heads * head_bytes(); }
+};
+
+// Empty if the numbers make sense and a block's size fits 64 bits; else what is wrong, beginning
+// with the field's name.
+std::string CheckShape(const AttentionShape& shape);
+
+// The running state of a softmax over some entries, per query head of one kv head. With no entry
+// yet: max = -inf, sum = 0, o = 0.
+struct SoftmaxState {
+  float* o;    // [H / G, V], sum over entries of exp(score - max) * value
+  float* max;  // [H / G]
+  float* sum;  // [H / G], sum over entries of exp(score - max)
+};
+
+// Floats of scratch that Attend needs.
+int64_t ScratchFloats(const AttentionShape& shape);
+
+// Adds all entries of one kv head in `num_blocks` blocks to `state`. The head lies `head_offset`
+// bytes into a block: [D, K] keys, then [D, V] values unless value_in_key. Checks nothing, never
+// throws.
+void Attend(const AttentionShape& shape,
+            const float* q,                // [H / G, K]
+            const uint8_t* const* blocks,  // [num_blocks]
+            int num_blocks, int64_t head_offset, float* scratch, const SoftmaxState& state);
+
+void ClearState(const AttentionShape& shape, const SoftmaxState& state);
+
+// Adds the entries of `from` to `into`. Two empty states make an empty one.
+void MergeState(const AttentionShape& shape, const SoftmaxState& from, const SoftmaxState& into);
+
+// o = softmax-weighted mean of the values, lse = natural log of the sum of exp(score); 0 and -inf
+// for no entry.
+void FinishState(const AttentionShape& shape, const SoftmaxState& state,
+                 float* o,     // [H / G, V]
+                 float* lse);  // [H / G]
+
+}  // namespace wscope

@@ -1,0 +1,256 @@
+// The Python module wscope_jax._ffi. What each name does is written in _ffi.pyi.
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/string.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "attention.h"
+#include "calibrate.h"
+#include "clock.h"
+#include "handlers.h"
+#include "pool.h"
+#include "step_queue.h"
+#include "workers.h"
+
+namespace nb = nanobind;
+
+namespace wscope {
+namespace {
+
+constexpr int64_t kCloseNs = 30'000'000'000;  // How long close() waits for what is under way.
+constexpr double kMaxTimeoutS = 1e6;          // Keeps the deadline inside 64 bits.
+
+using Int32Vector = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+template <int kColumns>
+using Int32Table =
+    nb::ndarray<const int32_t, nb::shape<-1, kColumns>, nb::c_contig, nb::device::cpu>;
+
+template <typename Array>
+PlanArrays::Table Borrow(const Array& array) {
+  return {array.data(), static_cast<int64_t>(array.shape(0))};
+}
+
+// A pool and its number. The memory lives on in plans, stores and views.
+class PoolHandle {
+ public:
+  PoolHandle(int num_layers, int max_slots, int64_t block_bytes)
+      : pool_(std::make_shared<Pool>(num_layers, max_slots, block_bytes)),
+        id_(Pools().Add(pool_)) {}
+  ~PoolHandle() { Close(); }
+  PoolHandle(const PoolHandle&) = delete;
+  PoolHandle& operator=(const PoolHandle&) = delete;
+
+  int id() const { return id_; }
+  const std::shared_ptr<Pool>& pool() const {
+    if (!pool_) throw std::invalid_argument("Pool: it is closed");
+    return pool_;
+  }
+
+  void Commit(int num_slots) {
+    const std::shared_ptr<Pool> held = pool();  // close() may come while we wait.
+    const nb::gil_scoped_release release;
+    held->Commit(num_slots);
+  }
+
+  nb::ndarray<nb::numpy, uint8_t, nb::ndim<1>> View(int layer, int slot) const {
+    const std::shared_ptr<Pool>& held = pool();
+    if (layer < 0 || layer >= held->num_layers() || slot < 0 || slot >= held->committed()) {
+      throw nb::index_error(("Pool.view: layer " + std::to_string(layer) + ", slot " +
+                             std::to_string(slot) + " is not among " +
+                             std::to_string(held->num_layers()) + " layers and " +
+                             std::to_string(held->committed()) + " committed slots")
+                                .c_str());
+    }
+    auto owner = std::make_unique<std::shared_ptr<Pool>>(held);
+    const nb::capsule keep(
+        owner.get(), [](void* pool) noexcept { delete static_cast<std::shared_ptr<Pool>*>(pool); });
+    owner.release();
+    return {held->Block(layer, slot), {static_cast<size_t>(held->block_bytes())}, keep};
+  }
+
+  void Close() {
+    if (!pool_) return;
+    Pools().Remove(id_);
+    pool_.reset();
+  }
+
+ private:
+  std::shared_ptr<Pool> pool_;
+  int id_;
+};
+
+// A step queue and its number.
+class QueueHandle {
+ public:
+  QueueHandle() : queue_(std::make_shared<StepQueue>()), id_(StepQueues().Add(queue_)) {}
+  ~QueueHandle() { Close(); }
+  QueueHandle(const QueueHandle&) = delete;
+  QueueHandle& operator=(const QueueHandle&) = delete;
+
+  int id() const { return id_; }
+  const std::shared_ptr<StepQueue>& queue() const {
+    if (!queue_) throw std::invalid_argument("StepQueue: it is closed");
+    return queue_;
+  }
+
+  void Push(const Int32Table<3>& jobs, int host_pool, const Int32Vector& table_ptr,
+            const Int32Vector& table, int load_pool, const Int32Table<3>& loads,
+            const Int32Table<2>& stores, const Int32Table<3>& moves) {
+    queue()->Push({Borrow(jobs), host_pool, Borrow(table_ptr), Borrow(table), load_pool,
+                   Borrow(loads), Borrow(stores), Borrow(moves)});
+  }
+
+  bool WaitCompleted(int64_t ticket, double timeout_s) {
+    const std::shared_ptr<StepQueue> held = queue();
+    const double seconds = timeout_s > 0.0 ? std::min(timeout_s, kMaxTimeoutS) : 0.0;
+    const nb::gil_scoped_release release;
+    return held->WaitCompleted(ticket, NowNs() + static_cast<int64_t>(seconds * 1e9));
+  }
+
+  nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 6>> DrainTimings() {
+    const std::vector<StepTiming> timings = queue()->DrainTimings();
+    auto numbers = std::make_unique<std::vector<int64_t>>();
+    for (const StepTiming& t : timings) {
+      numbers->insert(numbers->end(), {t.cpu_ns, t.link_ns, t.wait_cpu_ns, t.wait_link_ns,
+                                       t.host_entries, t.streamed_entries});
+    }
+    int64_t* const data = numbers->data();
+    const nb::capsule keep(numbers.get(), [](void* vector) noexcept {
+      delete static_cast<std::vector<int64_t>*>(vector);
+    });
+    numbers.release();
+    return {data, {timings.size(), 6}, keep};
+  }
+
+  // The number is free once nothing of this engine runs any more, or the deadline has passed.
+  void Close() {
+    if (!queue_) return;
+    const std::shared_ptr<StepQueue> held = std::move(queue_);
+    queue_ = nullptr;
+    {
+      const nb::gil_scoped_release release;
+      held->Close(NowNs() + kCloseNs);
+    }
+    if (held->OwnedByThisProcess()) StepQueues().Remove(id_);
+  }
+
+ private:
+  std::shared_ptr<StepQueue> queue_;
+  int id_;
+};
+
+Storage ReadStorage(const std::string& name) {
+  if (name == "float32") return Storage::kFloat32;
+  if (name == "bfloat16") return Storage::kBfloat16;
+  throw std::invalid_argument("storage: is \"" + name + "\", must be \"float32\" or \"bfloat16\"");
+}
+
+double PyTimeAttention(int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
+                       bool value_in_key, int block, const std::string& storage, int num_blocks) {
+  const AttentionShape shape{num_q_heads,
+                             num_kv_heads,
+                             key_dim,
+                             value_dim,
+                             value_in_key,
+                             block,
+                             ReadStorage(storage),
+                             1.0f / std::sqrt(float(key_dim))};
+  const nb::gil_scoped_release release;
+  return static_cast<double>(TimeAttention(shape, num_blocks));
+}
+
+nb::dict Registrations() {
+  nb::dict targets;
+  for (const Target* target = CpuTargets(); target->name; ++target) {
+    targets[target->name] = nb::capsule(target->handler);
+  }
+  return targets;
+}
+
+// For the end of the interpreter: nothing of ours runs afterwards.
+void Shutdown() {
+  const nb::gil_scoped_release release;
+  const int64_t deadline = NowNs() + kCloseNs;
+  for (const auto& [id, queue] : StepQueues().Snapshot()) queue->Close(deadline);
+  Workers::Get().Stop();
+}
+
+void BindPool(nb::module_& m) {
+  nb::class_<PoolHandle>(m, "Pool")
+      .def(nb::init<int, int, int64_t>(), nb::arg("num_layers"), nb::arg("max_slots"),
+           nb::arg("block_bytes"))
+      .def_prop_ro("id", &PoolHandle::id)
+      .def_prop_ro("committed", [](const PoolHandle& h) { return h.pool()->committed(); })
+      .def_prop_ro("num_layers", [](const PoolHandle& h) { return h.pool()->num_layers(); })
+      .def_prop_ro("max_slots", [](const PoolHandle& h) { return h.pool()->max_slots(); })
+      .def_prop_ro("block_bytes", [](const PoolHandle& h) { return h.pool()->block_bytes(); })
+      .def("commit", &PoolHandle::Commit, nb::arg("num_slots"))
+      .def("view", &PoolHandle::View, nb::arg("layer"), nb::arg("slot"))
+      .def("close", &PoolHandle::Close);
+}
+
+void BindStepQueue(nb::module_& m) {
+  nb::class_<QueueHandle>(m, "StepQueue")
+      .def(nb::init<>())
+      .def_prop_ro("id", &QueueHandle::id)
+      .def("push", &QueueHandle::Push, nb::arg("jobs"), nb::arg("host_pool"), nb::arg("table_ptr"),
+           nb::arg("table"), nb::arg("load_pool"), nb::arg("loads"), nb::arg("stores"),
+           nb::arg("moves"))
+      .def_prop_ro("idle", [](const QueueHandle& h) { return h.queue()->Idle(); })
+      .def_prop_ro("poison", [](const QueueHandle& h) { return h.queue()->Poison(); })
+      .def_prop_ro("completed", [](const QueueHandle& h) { return h.queue()->mover().completed(); })
+      .def_prop_ro("staged_layers",
+                   [](const QueueHandle& h) { return h.queue()->mover().staged_stores(); })
+      .def_prop_ro("staged_high_water",
+                   [](const QueueHandle& h) { return h.queue()->mover().staged_high_water(); })
+      .def_prop_ro("staged_bytes",
+                   [](const QueueHandle& h) { return h.queue()->mover().staged_bytes(); })
+      .def("wait_completed", &QueueHandle::WaitCompleted, nb::arg("ticket"), nb::arg("timeout_s"))
+      .def("drain_timings", &QueueHandle::DrainTimings)
+      .def(
+          "set_fault",
+          [](QueueHandle& h, int store_delay_ms, int job_delay_ms) {
+            h.queue()->SetFault(store_delay_ms, job_delay_ms);
+          },
+          nb::arg("store_delay_ms") = 0, nb::arg("job_delay_ms") = 0)
+      .def("close", &QueueHandle::Close);
+}
+
+}  // namespace
+
+NB_MODULE(_ffi, m) {
+  nb::set_leak_warnings(false);  // Engines that live until the interpreter ends are no leak.
+  BindPool(m);
+  BindStepQueue(m);
+  m.def("registrations", &Registrations);
+  m.def(
+      "start_workers",
+      [](int n) {
+        const nb::gil_scoped_release release;
+        Workers::Get().Start(n);
+      },
+      nb::arg("n"));
+  m.def("num_workers", [] { return Workers::Get().num_workers(); });
+  m.def("time_attention", &PyTimeAttention, nb::arg("num_q_heads"), nb::arg("num_kv_heads"),
+        nb::arg("key_dim"), nb::arg("value_dim"), nb::arg("value_in_key"), nb::arg("block"),
+        nb::arg("storage"), nb::arg("num_blocks"));
+  m.def(
+      "time_copy",
+      [](int64_t num_bytes) {
+        const nb::gil_scoped_release release;
+        return static_cast<double>(TimeCopy(num_bytes));
+      },
+      nb::arg("num_bytes"));
+  nb::module_::import_("atexit").attr("register")(nb::cpp_function(&Shutdown));
+}
+
+}  // namespace wscope

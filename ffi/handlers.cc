@@ -1,0 +1,322 @@
+// From XLA's buffers to the step queue: checks every shape, dtype and attribute, moves nothing.
+#include "handlers.h"
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <new>
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "attention.h"
+#include "size_math.h"
+#include "step_queue.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace wscope {
+namespace {
+
+namespace ffi = xla::ffi;
+using ffi::AnyBuffer;
+using Out = ffi::Result<AnyBuffer>;
+
+ffi::Error ToError(const Status& status) {
+  switch (status.kind) {
+    case Status::Kind::kOk:
+      return ffi::Error::Success();
+    case Status::Kind::kInvalidArgument:
+      return ffi::Error(ffi::ErrorCode::kInvalidArgument, status.text);
+    case Status::Kind::kFailedPrecondition:
+      return ffi::Error(ffi::ErrorCode::kFailedPrecondition, status.text);
+    case Status::Kind::kResourceExhausted:
+      return ffi::Error(ffi::ErrorCode::kResourceExhausted, status.text);
+    case Status::Kind::kInternal:
+      break;
+  }
+  return ffi::Error(ffi::ErrorCode::kInternal, status.text);
+}
+
+// Runs `call(queue)` for the engine; a failure of any kind poisons the queue.
+template <typename Call>
+ffi::Error WithQueue(int32_t engine, const Call& call) {
+  const std::shared_ptr<StepQueue> queue = StepQueues().Find(engine);
+  if (!queue) {
+    return ToError(Status::FailedPrecondition("engine: no open step queue has the number " +
+                                              std::to_string(engine)));
+  }
+  if (!queue->OwnedByThisProcess()) {
+    return ToError(Status::FailedPrecondition(Creator::ForkText("engine")));
+  }
+  Status status;
+  try {
+    status = call(*queue);
+  } catch (const std::bad_alloc& error) {
+    status = Status::ResourceExhausted(std::string("out of host memory: ") + error.what());
+  } catch (const std::exception& error) {
+    status = Status::Internal(error.what());
+  }
+  if (status.ok()) return ffi::Error::Success();
+  return ToError(queue->Fail(std::move(status)));
+}
+
+std::string ShapeText(const AnyBuffer& buffer) {
+  std::string text = "[";
+  for (const int64_t dim : buffer.dimensions()) {
+    if (text.size() > 1) text += ", ";
+    text += std::to_string(dim);
+  }
+  return text + "]";
+}
+
+bool SameShape(const AnyBuffer& a, const AnyBuffer& b) {
+  const auto x = a.dimensions();
+  const auto y = b.dimensions();
+  if (x.size() != y.size()) return false;
+  for (size_t i = 0; i < x.size(); ++i) {
+    if (x[i] != y[i]) return false;
+  }
+  return true;
+}
+
+Status CheckRank(const char* name, const AnyBuffer& buffer, size_t rank) {
+  if (buffer.dimensions().size() == rank) return Status::Ok();
+  return Status::InvalidArgument(std::string(name) + ": is " + ShapeText(buffer) + ", must have " +
+                                 std::to_string(rank) + " dimensions");
+}
+
+Status CheckType(const char* name, const AnyBuffer& buffer, ffi::DataType type, const char* want) {
+  if (buffer.element_type() == type) return Status::Ok();
+  return Status::InvalidArgument(std::string(name) + ": must be " + want);
+}
+
+std::optional<Storage> StorageOf(const AnyBuffer& buffer) {
+  if (buffer.element_type() == ffi::DataType::F32) return Storage::kFloat32;
+  if (buffer.element_type() == ffi::DataType::BF16) return Storage::kBfloat16;
+  return std::nullopt;
+}
+
+Status CheckStored(const char* name, const AnyBuffer& buffer) {
+  if (StorageOf(buffer)) return Status::Ok();
+  return Status::InvalidArgument(std::string(name) + ": must be float32 or bfloat16");
+}
+
+// The result is the operand, in place.
+Status CheckAliased(const char* name, const AnyBuffer& in, AnyBuffer& out) {
+  if (in.element_type() == out.element_type() && SameShape(in, out) &&
+      in.untyped_data() == out.untyped_data()) {
+    return Status::Ok();
+  }
+  return Status::InvalidArgument(std::string(name) +
+                                 ": the result must alias the operand (input_output_aliases)");
+}
+
+Status CheckOrder(const AnyBuffer& in, Out& out) {
+  if (Status status = CheckType("order", in, ffi::DataType::S32, "int32"); !status.ok()) {
+    return status;
+  }
+  if (Status status = CheckRank("order", in, 0); !status.ok()) return status;
+  return CheckAliased("order", in, *out);
+}
+
+// The first status that is not OK.
+Status First(std::initializer_list<Status> statuses) {
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
+
+// Bytes of the last two dimensions. XLA's buffers exist, so their sizes fit.
+int64_t BlockBytes(const AnyBuffer& buffer) {
+  const auto dims = buffer.dimensions();
+  return dims[dims.size() - 2] * dims[dims.size() - 1] * ItemBytes(*StorageOf(buffer));
+}
+
+ffi::Error StepBegin(AnyBuffer order, Out order_out, int32_t engine) {
+  return WithQueue(engine, [&](StepQueue& queue) {
+    if (Status status = CheckOrder(order, order_out); !status.ok()) return status;
+    return queue.Begin();
+  });
+}
+
+// The attributes of host_start that describe a layer.
+struct LayerAttributes {
+  int32_t num_kv_heads, key_dim, value_dim, value_in_key, block;
+  float scale;
+  std::string_view storage;
+};
+
+Status ReadShape(const LayerAttributes& layer, const AnyBuffer& q, AttentionShape* shape) {
+  if (layer.storage != "float32" && layer.storage != "bfloat16") {
+    return Status::InvalidArgument("storage: is \"" + std::string(layer.storage) +
+                                   "\", must be \"float32\" or \"bfloat16\"");
+  }
+  if (layer.value_in_key != 0 && layer.value_in_key != 1) {
+    return Status::InvalidArgument("value_in_key: must be 0 or 1");
+  }
+  const int64_t num_q_heads = q.dimensions()[1];
+  if (num_q_heads > INT32_MAX || q.dimensions()[2] != layer.key_dim) {
+    return Status::InvalidArgument("q: is " + ShapeText(q) + ", the key_dim is " +
+                                   std::to_string(layer.key_dim));
+  }
+  shape->num_q_heads = static_cast<int>(num_q_heads);
+  shape->num_kv_heads = layer.num_kv_heads;
+  shape->key_dim = layer.key_dim;
+  shape->value_dim = layer.value_dim;
+  shape->value_in_key = layer.value_in_key == 1;
+  shape->block = layer.block;
+  shape->storage = layer.storage == "float32" ? Storage::kFloat32 : Storage::kBfloat16;
+  shape->scale = layer.scale;
+  std::string wrong = CheckShape(*shape);
+  return wrong.empty() ? Status::Ok() : Status::InvalidArgument(std::move(wrong));
+}
+
+ffi::Error HostStart(AnyBuffer q, AnyBuffer order, Out q_out, Out order_out, int32_t engine,
+                     int32_t num_kv_heads, int32_t key_dim, int32_t value_dim, int32_t value_in_key,
+                     int32_t block, float scale, std::string_view storage) {
+  return WithQueue(engine, [&](StepQueue& queue) {
+    Status status = First({CheckRank("q", q, 3), CheckStored("q", q), CheckAliased("q", q, *q_out),
+                           CheckOrder(order, order_out)});
+    if (!status.ok()) return status;
+    AttentionShape shape;
+    status = ReadShape({num_kv_heads, key_dim, value_dim, value_in_key, block, scale, storage}, q,
+                       &shape);
+    if (!status.ok()) return status;
+    return queue.StartJob(shape, q.dimensions()[0], q.untyped_data(), *StorageOf(q));
+  });
+}
+
+// A partial (o, lse), float32; `o` is [b, H, V], `lse` [b, H].
+Status CheckPartial(const char* o_name, const AnyBuffer& o, const char* lse_name,
+                    const AnyBuffer& lse) {
+  Status status = First({CheckRank(o_name, o, 3), CheckRank(lse_name, lse, 2),
+                         CheckType(o_name, o, ffi::DataType::F32, "float32"),
+                         CheckType(lse_name, lse, ffi::DataType::F32, "float32")});
+  if (!status.ok()) return status;
+  const auto dims = o.dimensions();
+  if (lse.dimensions()[0] == dims[0] && lse.dimensions()[1] == dims[1]) return Status::Ok();
+  return Status::InvalidArgument(std::string(lse_name) + ": is " + ShapeText(lse) +
+                                 ", does not fit " + o_name + " of " + ShapeText(o));
+}
+
+Status CheckSameShape(const char* name, const AnyBuffer& buffer, const AnyBuffer& o) {
+  if (SameShape(buffer, o)) return Status::Ok();
+  return Status::InvalidArgument(std::string(name) + ": is " + ShapeText(buffer) +
+                                 ", the host's partial is " + ShapeText(o));
+}
+
+ffi::Error HostFinish(AnyBuffer w_o, AnyBuffer w_lse, AnyBuffer s_o, AnyBuffer s_lse,
+                      AnyBuffer order, Out w_o_out, Out w_lse_out, Out s_o_out, Out s_lse_out,
+                      Out order_out, Out o, Out lse, int32_t engine) {
+  return WithQueue(engine, [&](StepQueue& queue) {
+    const Status status =
+        First({CheckPartial("w_o", w_o, "w_lse", w_lse), CheckPartial("s_o", s_o, "s_lse", s_lse),
+               CheckPartial("o", *o, "lse", *lse), CheckSameShape("w_o", w_o, *o),
+               CheckSameShape("s_o", s_o, *o), CheckAliased("w_o", w_o, *w_o_out),
+               CheckAliased("w_lse", w_lse, *w_lse_out), CheckAliased("s_o", s_o, *s_o_out),
+               CheckAliased("s_lse", s_lse, *s_lse_out), CheckOrder(order, order_out)});
+    if (!status.ok()) return status;
+    const auto dims = o->dimensions();
+    return queue.FinishJob(dims[0], dims[1], dims[2], static_cast<float*>(o->untyped_data()),
+                           static_cast<float*>(lse->untyped_data()));
+  });
+}
+
+ffi::Error Load(AnyBuffer slots, AnyBuffer after, AnyBuffer order, Out slots_out, Out after_out,
+                Out order_out, int32_t engine) {
+  return WithQueue(engine, [&](StepQueue& queue) {
+    const Status status =
+        First({CheckRank("slots", slots, 4), CheckStored("slots", slots),
+               CheckType("after", after, ffi::DataType::F32, "float32"),
+               CheckAliased("slots", slots, *slots_out), CheckAliased("after", after, *after_out),
+               CheckOrder(order, order_out)});
+    if (!status.ok()) return status;
+    if (slots.dimensions()[0] != 2) {
+      return Status::InvalidArgument("slots: is " + ShapeText(slots) +
+                                     ", the first dimension must be 2");
+    }
+    return queue.Load(static_cast<uint8_t*>(slots.untyped_data()), slots.dimensions()[1],
+                      BlockBytes(slots));
+  });
+}
+
+ffi::Error Store(AnyBuffer blocks, AnyBuffer order, Out order_out, int32_t engine) {
+  return WithQueue(engine, [&](StepQueue& queue) {
+    const Status status = First({CheckRank("blocks", blocks, 3), CheckStored("blocks", blocks),
+                                 CheckOrder(order, order_out)});
+    if (!status.ok()) return status;
+    return queue.Store(static_cast<const uint8_t*>(blocks.untyped_data()), blocks.dimensions()[0],
+                       BlockBytes(blocks));
+  });
+}
+
+XLA_FFI_DEFINE_HANDLER(kStepBegin, StepBegin,
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()  // order
+                           .Ret<AnyBuffer>()  // order
+                           .Attr<int32_t>("engine"));
+
+XLA_FFI_DEFINE_HANDLER(kHostStart, HostStart,
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()  // q
+                           .Arg<AnyBuffer>()  // order
+                           .Ret<AnyBuffer>()  // q
+                           .Ret<AnyBuffer>()  // order
+                           .Attr<int32_t>("engine")
+                           .Attr<int32_t>("num_kv_heads")
+                           .Attr<int32_t>("key_dim")
+                           .Attr<int32_t>("value_dim")
+                           .Attr<int32_t>("value_in_key")
+                           .Attr<int32_t>("block")
+                           .Attr<float>("scale")
+                           .Attr<std::string_view>("storage"));
+
+XLA_FFI_DEFINE_HANDLER(kHostFinish, HostFinish,
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()  // w_o
+                           .Arg<AnyBuffer>()  // w_lse
+                           .Arg<AnyBuffer>()  // s_o
+                           .Arg<AnyBuffer>()  // s_lse
+                           .Arg<AnyBuffer>()  // order
+                           .Ret<AnyBuffer>()  // w_o
+                           .Ret<AnyBuffer>()  // w_lse
+                           .Ret<AnyBuffer>()  // s_o
+                           .Ret<AnyBuffer>()  // s_lse
+                           .Ret<AnyBuffer>()  // order
+                           .Ret<AnyBuffer>()  // o
+                           .Ret<AnyBuffer>()  // lse
+                           .Attr<int32_t>("engine"));
+
+XLA_FFI_DEFINE_HANDLER(kLoad, Load,
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()  // slots
+                           .Arg<AnyBuffer>()  // after
+                           .Arg<AnyBuffer>()  // order
+                           .Ret<AnyBuffer>()  // slots
+                           .Ret<AnyBuffer>()  // after
+                           .Ret<AnyBuffer>()  // order
+                           .Attr<int32_t>("engine"));
+
+XLA_FFI_DEFINE_HANDLER(kStore, Store,
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()  // blocks
+                           .Arg<AnyBuffer>()  // order
+                           .Ret<AnyBuffer>()  // order
+                           .Attr<int32_t>("engine"));
+
+}  // namespace
+
+const Target* CpuTargets() {
+  static const Target targets[] = {
+      {"wscope_step_begin", reinterpret_cast<void*>(kStepBegin)},
+      {"wscope_host_start", reinterpret_cast<void*>(kHostStart)},
+      {"wscope_host_finish", reinterpret_cast<void*>(kHostFinish)},
+      {"wscope_load", reinterpret_cast<void*>(kLoad)},
+      {"wscope_store", reinterpret_cast<void*>(kStore)},
+      {nullptr, nullptr},
+  };
+  return targets;
+}
+
+}  // namespace wscope

@@ -1,0 +1,128 @@
+#include "mover.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+namespace wscope {
+namespace {
+
+using Lock = std::unique_lock<std::mutex>;
+
+std::chrono::steady_clock::time_point At(int64_t deadline_ns) {
+  return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
+}
+
+void Move(const StagedStore& store) {
+  const uint8_t* from = store.bytes.get();
+  for (const StagedStore::Destination& to : store.destinations) {
+    std::memcpy(to.pool->Block(to.layer, to.slot), from, store.block_bytes);
+    from += store.block_bytes;
+  }
+}
+
+}  // namespace
+
+Mover::Mover() : state_(std::make_shared<State>()) {
+  thread_ = StartThread("wscope-mover", [state = state_] { Loop(*state); });
+}
+
+Mover::~Mover() {
+  if (!creator_.IsThisProcess()) {
+    thread_.detach();  // It does not exist here.
+    return;
+  }
+  bool busy = false;
+  {
+    const Lock lock(state_->mutex);
+    state_->leaving = true;
+    busy = state_->completed < state_->enqueued;
+    state_->changed.notify_all();
+  }
+  if (busy) {
+    thread_.detach();
+  } else {
+    thread_.join();
+  }
+}
+
+void Mover::Loop(State& state) {
+  Lock lock(state.mutex);
+  for (;;) {
+    state.changed.wait(lock, [&] { return !state.stores.empty() || state.leaving; });
+    if (state.stores.empty()) return;
+    StagedStore store = std::move(state.stores.front());
+    state.stores.pop_front();
+    const int delay_ms = state.delay_ms;
+    lock.unlock();
+    if (delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
+    Move(store);
+    const int64_t bytes = store.size();
+    store = {};
+    lock.lock();
+    state.staged -= bytes > 0 ? 1 : 0;
+    state.staged_bytes -= bytes;
+    ++state.completed;
+    state.changed.notify_all();
+  }
+}
+
+void Mover::Enqueue(StagedStore store) {
+  const Lock lock(state_->mutex);
+  if (store.size() > 0) {
+    ++state_->staged;
+    state_->staged_high_water = std::max(state_->staged_high_water, state_->staged);
+    state_->staged_bytes += store.size();
+  }
+  ++state_->enqueued;
+  state_->stores.push_back(std::move(store));
+  state_->changed.notify_all();
+}
+
+bool Mover::WaitCompleted(int64_t ticket, int64_t deadline_ns) {
+  Lock lock(state_->mutex);
+  const auto ended = [&] { return state_->completed >= ticket || state_->interrupted; };
+  state_->changed.wait_until(lock, At(deadline_ns), ended);
+  return state_->completed >= ticket;
+}
+
+void Mover::Interrupt() {
+  const Lock lock(state_->mutex);
+  state_->interrupted = true;
+  state_->changed.notify_all();
+}
+
+bool Mover::Drain(int64_t deadline_ns) {
+  Lock lock(state_->mutex);
+  const int64_t all = state_->enqueued;
+  return state_->changed.wait_until(lock, At(deadline_ns),
+                                    [&] { return state_->completed >= all; });
+}
+
+int64_t Mover::completed() const {
+  const Lock lock(state_->mutex);
+  return state_->completed;
+}
+
+int Mover::staged_stores() const {
+  const Lock lock(state_->mutex);
+  return state_->staged;
+}
+
+int Mover::staged_high_water() const {
+  const Lock lock(state_->mutex);
+  return state_->staged_high_water;
+}
+
+int64_t Mover::staged_bytes() const {
+  const Lock lock(state_->mutex);
+  return state_->staged_bytes;
+}
+
+void Mover::set_delay_ms(int delay_ms) {
+  const Lock lock(state_->mutex);
+  state_->delay_ms = delay_ms;
+}
+
+}  // namespace wscope

@@ -1,0 +1,78 @@
+// A plan in use: how far it is used up, and what its calls took.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <utility>
+
+#include "plan.h"
+
+namespace wscope {
+
+// Sums over the calls of one plan, in nanoseconds and entries of one layer.
+struct StepTiming {
+  int64_t cpu_ns = 0;            // Jobs: from the first worker's start to the last one's end.
+  int64_t link_ns = 0;           // From the return of host_start to the entry of host_finish.
+  int64_t wait_cpu_ns = 0;       // What host_finish waited for the workers.
+  int64_t wait_link_ns = 0;      // What ended jobs waited for host_finish.
+  int64_t host_entries = 0;      // Attended by the jobs.
+  int64_t streamed_entries = 0;  // Copied by the loads; the block size is that of the jobs.
+};
+
+class Step {
+ public:
+  explicit Step(Plan plan) : plan_(std::move(plan)) {}
+
+  const Plan& plan() const { return plan_; }
+
+  // The item that the next call takes; null if there is none.
+  const Plan::Job* NextJob() const { return Next(plan_.jobs, jobs_started_); }
+  const Plan::Load* NextLoad() const { return Next(plan_.loads, loads_); }
+  const Plan::Store* NextStore() const { return Next(plan_.stores, stores_); }
+
+  // The next job was started over `num_blocks` blocks of `block` entries.
+  void StartedJob(int64_t num_blocks, int block) {
+    ++jobs_started_;
+    entries_per_block_ = block;
+    host_blocks_ += num_blocks;
+  }
+  void EndedJob() { ++jobs_ended_; }
+  // Takes the next load; its place in the plan comes with it.
+  std::pair<Plan::Load, size_t> TakeLoad() {
+    const Plan::Load load = plan_.loads[loads_];
+    streamed_blocks_ += load.num_slots;
+    return {load, loads_++};
+  }
+  Plan::Store TakeStore() { return std::move(plan_.stores[stores_++]); }
+
+  bool UsedUp() const {
+    return jobs_ended_ == plan_.jobs.size() && loads_ == plan_.loads.size() &&
+           stores_ == plan_.stores.size();
+  }
+  // How much of the plan is used, in words.
+  std::string Progress() const;
+
+  bool HasTiming() const { return !plan_.jobs.empty() || !plan_.loads.empty(); }
+  StepTiming& timing() { return timing_; }
+  // The timing with the entries filled in.
+  StepTiming FinalTiming() const;
+
+ private:
+  template <typename Item>
+  static const Item* Next(const std::vector<Item>& items, size_t used) {
+    return used < items.size() ? &items[used] : nullptr;
+  }
+
+  Plan plan_;
+  size_t jobs_started_ = 0;
+  size_t jobs_ended_ = 0;
+  size_t loads_ = 0;
+  size_t stores_ = 0;
+  int64_t entries_per_block_ = 0;  // As the jobs say; 0 before the first.
+  int64_t host_blocks_ = 0;
+  int64_t streamed_blocks_ = 0;
+  StepTiming timing_;
+};
+
+}  // namespace wscope

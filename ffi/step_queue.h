@@ -1,0 +1,92 @@
+// One engine's plans and the calls that use them up.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "host_job.h"
+#include "mover.h"
+#include "plan.h"
+#include "registry.h"
+#include "status.h"
+#include "step.h"
+#include "workers.h"
+
+namespace wscope {
+
+// Calls are paired with the plan by their order. Plans are used first in, first out; a program's
+// calls run one after the other (data dependence), so the order is the program's. The first call
+// that fails poisons the queue: plans are dropped, every later call gets the first text.
+class StepQueue {
+ public:
+  // Throws std::system_error when the system refuses the mover's thread.
+  StepQueue() = default;
+  StepQueue(const StepQueue&) = delete;
+  StepQueue& operator=(const StepQueue&) = delete;
+
+  // Throws std::invalid_argument for a plan that cannot be carried out, std::runtime_error if the
+  // queue is poisoned or closed, if there is work and no worker, or in a forked child.
+  void Push(const PlanArrays& arrays);
+
+  // The calls of a program. Sizes are checked against the plan and its pools.
+  Status Begin();
+  // q: `num_rows` rows of [H, K] in `q_storage`, copied.
+  Status StartJob(const AttentionShape& shape, int64_t num_rows, const void* q, Storage q_storage);
+  // o [b, H, V] and lse [b, H] of the oldest open job.
+  Status FinishJob(int64_t num_rows, int64_t num_q_heads, int64_t value_dim, float* o, float* lse);
+  // slots: [2, capacity, block_bytes].
+  Status Load(uint8_t* slots, int64_t capacity, int64_t block_bytes);
+  // blocks: [num_blocks, block_bytes].
+  Status Store(const uint8_t* blocks, int64_t num_blocks, int64_t block_bytes);
+
+  // Keeps the first text, drops the plans, ends waits for tickets. Returns `status`.
+  Status Fail(Status status);
+
+  // Nothing is pushed, the current plan is used up and its jobs are ended.
+  bool Idle() const;
+  std::optional<std::string> Poison() const;
+  std::vector<StepTiming> DrainTimings();
+  void SetFault(int store_delay_ms, int job_delay_ms);
+  const Mover& mover() const { return mover_; }
+  bool WaitCompleted(int64_t ticket, int64_t deadline_ns) {
+    return mover_.WaitCompleted(ticket, deadline_ns);
+  }
+
+  // Refuses what comes later, waits for open jobs and for the mover. False if the deadline passed
+  // first. Does nothing in a forked child.
+  bool Close(int64_t deadline_ns);
+  bool OwnedByThisProcess() const { return creator_.IsThisProcess(); }
+
+ private:
+  struct OpenJob {
+    std::shared_ptr<HostJob> job;
+    std::shared_ptr<Task> task;  // Null: the job has no block and is done.
+    int64_t returned_ns = 0;     // When host_start handed it over.
+  };
+  Status Usable() const;
+  Status NothingLeft(const char* call) const;
+  void EndIfUsedUp();
+  Status StartCheckedJob(const AttentionShape& shape, const void* q, Storage q_storage);
+
+  const Creator creator_;
+  Mover mover_;
+  mutable std::mutex mutex_;  // Guards all below.
+  std::deque<Plan> pushed_;
+  std::optional<Step> step_;       // Empty once used up.
+  std::deque<OpenJob> open_jobs_;  // Oldest first.
+  std::deque<StepTiming> timings_;
+  std::optional<std::string> poison_;
+  bool closed_ = false;
+  int job_delay_ms_ = 0;
+};
+
+// The queues that compiled programs name.
+Registry<StepQueue>& StepQueues();
+
+}  // namespace wscope

@@ -1,0 +1,94 @@
+// The one pool of worker threads of the process.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "thread.h"
+
+namespace wscope {
+
+// Work cut into parts that workers take one at a time. Which worker runs a part is chance; what a
+// part does must depend on its number only, so that results repeat bit by bit.
+class Task {
+ public:
+  // `run(part)` is called once for each part in [0, num_parts), `finish()` after the last of them
+  // by the worker that ran it. Neither may throw. num_parts is at least 1.
+  Task(int num_parts, std::function<void(int)> run, std::function<void()> finish = {});
+
+  // Returns when finish() has ended.
+  void Wait();
+  // False if `deadline_ns` (of NowNs) passed first.
+  bool WaitUntil(int64_t deadline_ns);
+  bool done() const { return done_.load(std::memory_order_acquire); }
+
+  // When the first part began and finish() ended; valid once done.
+  int64_t start_ns() const { return start_ns_.load(std::memory_order_relaxed); }
+  int64_t end_ns() const { return end_ns_; }
+
+ private:
+  friend class Workers;
+  bool RunPart(int part);  // True if it was the last to end.
+  void Signal();
+
+  const int num_parts_;
+  std::function<void(int)> run_;  // Both are dropped at the end: they hold what they work on.
+  std::function<void()> finish_;
+  int next_part_ = 0;  // Guarded by the mutex of Workers.
+  std::atomic<int> parts_left_;
+  std::atomic<int64_t> start_ns_{0};
+  int64_t end_ns_ = 0;
+  std::atomic<bool> done_{false};
+  std::mutex mutex_;
+  std::condition_variable ended_;
+};
+
+// Runs tasks first in, first out. A worker that finds nothing spins for a moment and then sleeps.
+class Workers {
+ public:
+  static Workers& Get();
+
+  // Makes the pool `count` threads large; does nothing if it is. If the system refuses some of the
+  // threads the pool is smaller, see num_workers(). Throws std::invalid_argument if count < 1,
+  // std::runtime_error if tasks are open, if not one thread could be started, after Stop(), or in a
+  // forked child.
+  void Start(int count);
+
+  int num_workers() const { return num_workers_.load(std::memory_order_acquire); }
+
+  // False if there are no workers (not started, stopped, or in a forked child): the task is not
+  // run.
+  bool Submit(std::shared_ptr<Task> task);
+
+  // Lets the workers finish what was submitted and ends them for good. For the end of the process.
+  void Stop();
+
+ private:
+  Workers() = default;
+  void Loop();
+  std::shared_ptr<Task> Claim(std::unique_lock<std::mutex>& lock, int* part);
+  void Join();
+
+  const Creator creator_;
+  std::mutex resize_mutex_;           // One Start or Stop at a time; taken before mutex_.
+  std::vector<std::thread> threads_;  // Guarded by resize_mutex_.
+  std::mutex mutex_;
+  std::condition_variable wake_;
+  std::deque<std::shared_ptr<Task>> tasks_;  // With parts to take. Guarded by mutex_.
+  int sleeping_ = 0;                         // Guarded by mutex_.
+  bool leaving_ = false;                     // Guarded by mutex_.
+  bool stopped_ = false;                     // Guarded by mutex_.
+  std::atomic<bool> has_tasks_{false};       // What a spinning worker looks at.
+  std::atomic<int> open_tasks_{0};           // Submitted and not done.
+  std::atomic<int> num_workers_{0};
+};
+
+}  // namespace wscope

@@ -1,0 +1,180 @@
+"""Finds the family of a checkpoint, and builds its model: from the checkpoint, at random, or only as shapes."""
+
+import dataclasses
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any, Final, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from wscope_jax.checkpoint import Checkpoint, Place, locate, open_directory, read_json, show
+from wscope_jax.errors import CheckpointError, UsageError
+from wscope_jax.models import mixtral, qwen3_moe
+from wscope_jax.models.config import ModelConfig
+from wscope_jax.models.decoder import Decoder
+from wscope_jax.models.fields import Fields
+from wscope_jax.models.tensors import EMBEDDING, HEAD, Key, Table
+
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    name: np.dtype(getattr(jnp, name)) for name in ("bfloat16", "float32")
+}
+STORED_DTYPES: Final[Mapping[str, str]] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+log = logging.getLogger("wscope_jax")
+
+
+class Family(NamedTuple):
+    """What the registry knows of a family.
+
+    Attributes:
+        architecture: the class that its config.json names.
+        read: its configuration from the keys of config.json and generation_config.json.
+        build: its model with parameters of zeros, from a configuration and a dtype.
+        table: where a checkpoint stores each parameter.
+    """
+
+    architecture: str
+    read: Callable[[Fields, Fields], Any]
+    build: Callable[[Any, np.dtype[Any]], Decoder]
+    table: Callable[[Any], Table]
+
+
+BY_TYPE: Final[Mapping[str, Family]] = {
+    "mixtral": Family(
+        "MixtralForCausalLM", mixtral.read_config, mixtral.Mixtral, mixtral.weight_table
+    ),
+    "qwen3_moe": Family(
+        "Qwen3MoeForCausalLM", qwen3_moe.read_config, qwen3_moe.Qwen3Moe, qwen3_moe.weight_table
+    ),
+}
+
+
+def read_config(directory: str | os.PathLike[str]) -> ModelConfig:
+    """The configuration of the checkpoint in `directory`, of the class of its family.
+
+    Stop ids are those of generation_config.json where it names any. Code that a checkpoint brings along (`auto_map`)
+    is never executed.
+
+    Raises:
+        CheckpointError: The directory or a file is missing or broken, the architecture is unknown, or a key has a
+            value that this package does not honour.
+    """
+    root = open_directory(directory)
+    path = locate(root, "config.json")
+    if path is None:
+        raise CheckpointError(f"{root}: no config.json; name the folder of a whole checkpoint")
+    fields = Fields(read_json(path), path)
+    family = _find_family(fields)
+    generation = locate(root, "generation_config.json")
+    generation_values = {} if generation is None else read_json(generation)
+    config = family.read(fields, Fields(generation_values, generation or path))
+    assert isinstance(config, ModelConfig)
+    return config
+
+
+def _find_family(fields: Fields) -> Family:
+    model_type = fields.values.get("model_type")
+    remote = "auto_map" in fields.values
+    family = BY_TYPE.get(model_type) if isinstance(model_type, str) else None
+    classes = fields.values.get("architectures")
+    if family is not None and classes in (None, [family.architecture]):
+        if remote:
+            log.warning("%s: auto_map is ignored; our own %s is used", fields.path, model_type)
+        return family
+    known = ", ".join(f"{name} ({entry.architecture})" for name, entry in BY_TYPE.items())
+    hint = "; the code that auto_map names is never executed" if remote else ""
+    raise CheckpointError(
+        f"{fields.path}: model_type {show(model_type)} with architectures {show(classes)} is not "
+        f"supported; supported are {known}{hint}"
+    )
+
+
+def abstract(config: ModelConfig, dtype: str) -> Decoder:
+    """The model of `config` with shapes in place of arrays; takes no memory.
+
+    Args:
+        config: what `read_config` returned.
+        dtype: "bfloat16" or "float32", the dtype of all parameters.
+
+    Raises:
+        UsageError: `dtype` is another.
+    """
+    build, number = BY_TYPE[config.model_type].build, _dtype(dtype)
+    return nnx.eval_shape(lambda: build(config, number))
+
+
+def random(config: ModelConfig, seed: int, dtype: str) -> Decoder:
+    """The model of `config` with random weights that keep activations near one.
+
+    Args:
+        config: what `read_config` returned.
+        seed: any integer that fits in 32 bits; equal seeds give equal weights.
+        dtype: "bfloat16" or "float32".
+
+    Raises:
+        UsageError: `dtype` is another.
+    """
+    graphdef, state = nnx.split(abstract(config, dtype))
+    leaves, tree = jax.tree.flatten(state)
+    keys = jax.random.split(jax.random.key(seed), len(leaves))
+
+    def draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
+        if len(leaf.shape) == 1:  # norms and biases
+            return jnp.ones(leaf.shape, leaf.dtype)
+        scale = leaf.shape[-1] ** -0.5
+        return (jax.random.normal(key, leaf.shape) * scale).astype(leaf.dtype)
+
+    drawn = [draw(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+    return nnx.merge(graphdef, jax.tree.unflatten(tree, drawn))
+
+
+def load(directory: str | os.PathLike[str], dtype: str | None = None) -> Decoder:
+    """The model of the checkpoint in `directory`, its weights placed on the default device.
+
+    Args:
+        directory: folder with config.json and safetensors files.
+        dtype: "bfloat16" or "float32" for all parameters; None takes the checkpoint's.
+
+    Raises:
+        CheckpointError: Anything is wrong with the checkpoint; see `read_config` and `Checkpoint`.
+        UsageError: `dtype` is another.
+    """
+    config = read_config(directory)
+    checkpoint = Checkpoint(directory)
+    if config.tie_word_embeddings and {HEAD, EMBEDDING} <= checkpoint.tensors.keys():
+        config = dataclasses.replace(config, tie_word_embeddings=False)  # both stored: both count
+    dtype = _stored_dtype(config, checkpoint) if dtype is None else dtype
+    graphdef, state = nnx.split(abstract(config, dtype))
+    table = BY_TYPE[config.model_type].table(config)
+    variables = dict(nnx.to_flat_state(state))
+    assert table.keys() == variables.keys()
+    places = [
+        Place(key, shape := tuple(variables[key].shape), [way(shape) for way in table[key]])
+        for key in table
+    ]
+    placed: dict[Key, Any] = {}
+    for key, array in checkpoint.load(places, _dtype(dtype)):
+        placed[key] = variables[key].replace(array)
+    return nnx.merge(graphdef, nnx.from_flat_state(placed))
+
+
+def _dtype(name: str) -> np.dtype[Any]:
+    if name not in DTYPES:
+        raise UsageError(f"dtype: {show(name)} is not supported; choose one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _stored_dtype(config: ModelConfig, checkpoint: Checkpoint) -> str:
+    """The dtype that the checkpoint names, or that its embedding has."""
+    stored = checkpoint.tensors.get(EMBEDDING) or next(iter(checkpoint.tensors.values()), None)
+    name = config.dtype or STORED_DTYPES.get(stored.dtype if stored else "", "")
+    if name not in DTYPES:
+        raise CheckpointError(
+            f"{checkpoint.directory}: its dtype is {show(name)}; choose dtype float32 (exact) or "
+            "bfloat16 yourself"
+        )
+    return name

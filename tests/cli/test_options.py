@@ -1,0 +1,170 @@
+"""The parser: what it takes, and how it refuses."""
+
+import argparse
+
+import pytest
+
+from wscope_jax import layout, policies
+from wscope_jax.cli import options
+
+MODEL = ["--model", "m"]
+
+
+def parse(*words: str) -> argparse.Namespace:
+    return options.build_parser().parse_args(words)
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
+    """The one line on stderr of a command line that is refused with exit code 2."""
+    with pytest.raises(SystemExit) as end:
+        parse(*words)
+    assert end.value.code == 2
+    out, line = capsys.readouterr()
+    assert out == ""
+    assert line.startswith("wscope: error: ")
+    assert line.count("\n") == 1
+    return line
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("32GiB", 32 << 30),
+        ("100GB", 100 * 10**9),
+        ("512MiB", 512 << 20),
+        ("1.5TiB", 3 << 39),
+        ("0.1KB", 100),
+        ("7B", 7),
+    ],
+)
+def test_size(text: str, expected: int) -> None:
+    assert options.size(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "32", "GiB", "32 GiB", "32gib", "-1GiB", "0GiB", "0.5B", "1e3MB", "nanGB", "1.GB", "٣GB"],
+)
+def test_size_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.size(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("auto", None), ("0", 0.0), ("1", 1.0), ("0.3", 0.3)]
+)
+def test_share(text: str, expected: float | None) -> None:
+    assert options.share(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "Auto", "-0.1", "1.1", "nan", "inf", "half"])
+def test_share_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.share(text)
+
+
+@pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1_000", " 1", "1" * 19, "٣"])
+def test_count_refused(text: str) -> None:
+    with pytest.raises(argparse.ArgumentTypeError):
+        options.count(text)
+
+
+def test_choices_are_those_of_the_library() -> None:
+    assert set(options.POLICIES) == {"auto", *policies.BY_NAME}
+    assert options.WINDOWS == layout.WINDOW_SIZES
+
+
+def test_generate_defaults() -> None:
+    assert vars(parse("generate", *MODEL)) | {"model": None} == {
+        "verb": "generate",
+        "model": None,
+        "prompt": None,
+        "prompt_file": None,
+        "tokens": None,
+        "policy": "auto",
+        "cpu_share": None,
+        "window": 256,
+        "max_model_len": None,
+        "dtype": None,
+        "gpu_memory": None,
+        "host_memory": None,
+        "threads": None,
+        "max_new_tokens": None,
+        "temperature": None,
+        "top_k": None,
+        "top_p": None,
+        "min_p": None,
+        "seed": None,
+        "stop": None,
+        "ignore_eos": False,
+        "json": False,
+    }
+
+
+def test_generate_takes_all() -> None:
+    words = (
+        "--tokens a.npy --tokens b.npy --policy write_scope --cpu-share 0.3 --window 32 "
+        "--max-model-len 100 --dtype float32 --gpu-memory 1GiB --host-memory 2GB --threads 3 "
+        "--max-new-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --seed 7 --stop x "
+        "--stop y --ignore-eos --json"
+    )
+    got = parse("generate", *MODEL, *words.split())
+    assert [str(file) for file in got.tokens] == ["a.npy", "b.npy"]
+    assert (got.policy, got.cpu_share, got.window, got.dtype) == ("write_scope", 0.3, 32, "float32")
+    assert (got.gpu_memory, got.host_memory, got.threads) == (1 << 30, 2 * 10**9, 3)
+    assert (got.temperature, got.top_k, got.top_p, got.min_p, got.seed) == (0.5, 4, 0.9, 0.1, 7)
+    assert (got.max_model_len, got.max_new_tokens) == (100, 5)
+    assert (got.stop, got.ignore_eos, got.json) == (["x", "y"], True, True)
+
+
+def test_score_takes_all() -> None:
+    words = "--tokens a.npy --prefill 5 --logits-out o.npy --cpu-share auto --window 64 --json"
+    got = parse("score", *MODEL, *words.split())
+    assert (str(got.tokens), got.prefill, str(got.logits_out)) == ("a.npy", 5, "o.npy")
+    assert (got.cpu_share, got.window, got.json) == (None, 64, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        ([], "VERB"),
+        (["frobnicate"], "frobnicate"),
+        (["generate"], "--model"),
+        (["generate", *MODEL, "--frobnicate"], "--frobnicate"),
+        (["generate", *MODEL, "--temp", "1"], "--temp"),
+        (["generate", *MODEL, "--window", "100"], "--window"),
+        (["generate", *MODEL, "--window", "x"], "--window"),
+        (["generate", *MODEL, "--policy", "best"], "--policy"),
+        (["generate", *MODEL, "--cpu-share", "2"], "--cpu-share"),
+        (["generate", *MODEL, "--dtype", "float16"], "--dtype"),
+        (["generate", *MODEL, "--gpu-memory", "32"], "--gpu-memory"),
+        (["generate", *MODEL, "--max-new-tokens", "0"], "--max-new-tokens"),
+        (["generate", *MODEL, "--temperature", "hot"], "--temperature"),
+        (["score", *MODEL, "--prefill", "1"], "--tokens"),
+        (["score", *MODEL, "--tokens", "a", "--prefill", "0"], "--prefill"),
+        (["demo", "--window", "32"], "--window"),
+    ],
+)
+def test_refusals(capsys: pytest.CaptureFixture[str], words: list[str], about: str) -> None:
+    assert about in refusal(capsys, *words)
+
+
+@pytest.mark.parametrize("words", [["--help"], ["generate", "--help"], ["demo", "--help"]])
+def test_help(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        parse(*words)
+    assert end.value.code == 0
+    out, err = capsys.readouterr()
+    assert out.startswith("usage: wscope")
+    assert err == ""
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"), [(None, False), ("", False), ("0", False), ("1", True)]
+)
+def test_debug(monkeypatch: pytest.MonkeyPatch, value: str | None, expected: bool) -> None:
+    if value is None:
+        monkeypatch.delenv("WSCOPE_DEBUG", raising=False)
+    else:
+        monkeypatch.setenv("WSCOPE_DEBUG", value)
+    assert options.is_debug() is expected

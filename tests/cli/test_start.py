@@ -1,0 +1,130 @@
+"""What stands in the environment before jax starts, and what the engine is asked for."""
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wscope_jax import cores, policies
+from wscope_jax.cli import options, start
+from wscope_jax.engine import Engine
+from wscope_jax.errors import UsageError
+from wscope_jax.sampling import Sampling
+
+
+@pytest.fixture(autouse=True)
+def clean(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Four cores, and nothing that a test sets outlives it."""
+    for name in ("NPROC", "TF_CPP_MIN_LOG_LEVEL", "WSCOPE_DEBUG"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    monkeypatch.setattr(cores, "available", lambda: 4)
+    monkeypatch.setattr(logging, "basicConfig", lambda **_: None)
+    with warnings.catch_warnings():
+        yield
+
+
+@pytest.mark.parametrize(("threads", "nproc"), [(None, "2"), (1, "3"), (9, "1")])
+def test_xla_keeps_to_its_cores(threads: int | None, nproc: str) -> None:
+    start.prepare(threads)
+    assert os.environ["NPROC"] == nproc
+    assert os.environ["TF_CPP_MIN_LOG_LEVEL"] == "3"
+
+
+def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NPROC", "7")
+    monkeypatch.setenv("TF_CPP_MIN_LOG_LEVEL", "0")
+    start.prepare()
+    assert (os.environ["NPROC"], os.environ["TF_CPP_MIN_LOG_LEVEL"]) == ("7", "0")
+
+
+def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    start.prepare()
+    assert "NPROC" not in os.environ
+
+
+def test_debug_leaves_the_libraries_talking(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WSCOPE_DEBUG", "1")
+    start.prepare()
+    assert "TF_CPP_MIN_LOG_LEVEL" not in os.environ
+
+
+def test_log_lines() -> None:
+    record = logging.LogRecord("wscope_jax.x", logging.WARNING, "", 0, "%d tokens", (3,), None)
+    assert start._OneLine().format(record) == "wscope: warning: 3 tokens"
+
+
+def opened(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, Any]:
+    """What the engine is asked for by these options."""
+    asked: dict[str, Any] = {}
+    monkeypatch.setattr(
+        Engine, "from_pretrained", lambda directory, **rest: asked.update(rest, directory=directory)
+    )
+    start.open_engine(options.build_parser().parse_args(["generate", "--model", "m", *words]))
+    return asked
+
+
+def test_open_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [
+        "--policy",
+        "gpu_only",
+        "--window",
+        "64",
+        "--dtype",
+        "float32",
+        "--gpu-memory",
+        "1GiB",
+        "--threads",
+        "2",
+    ]
+    assert opened(monkeypatch, *words) == {
+        "directory": Path("m"),
+        "policy": policies.GpuOnly(),
+        "window": 64,
+        "dtype": "float32",
+        "gpu_memory": 1 << 30,
+        "host_memory": None,
+        "threads": 2,
+    }
+
+
+def test_share_makes_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    for policy in ("auto", "write_scope"):
+        asked = opened(monkeypatch, "--policy", policy, "--cpu-share", "0.3")
+        assert asked["policy"] == policies.WriteScope(share=0.3)
+
+
+def test_share_of_a_fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UsageError, match="share"):
+        opened(monkeypatch, "--policy", "cpu_only", "--cpu-share", "0.3")
+
+
+def sampling(*words: str) -> Any:
+    parsed = options.build_parser().parse_args(["generate", "--model", "m", *words])
+    return start.make_sampling(parsed)
+
+
+def test_sampling_defaults_are_the_librarys() -> None:
+    assert sampling() == Sampling()
+    assert Sampling().max_new_tokens == 128  # as --help says
+
+
+def test_sampling() -> None:
+    got = sampling("--temperature", "0.5", "--top-k", "3", "--stop", "a", "--stop", "b")
+    assert (got.temperature, got.top_k, got.stop) == (0.5, 3, ("a", "b"))
+    assert (got.top_p, got.min_p, got.seed, got.ignore_eos) == (1.0, 0.0, 0, False)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["--temperature -1", "--temperature nan", "--top-p 0", "--top-k -1", "--min-p 2", "--seed -1"],
+)
+def test_sampling_out_of_range(words: str) -> None:
+    with pytest.raises(UsageError):
+        sampling(*words.split())

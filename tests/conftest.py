@@ -1,0 +1,20 @@
+"""Strict settings for every test: silent promotion of dtypes or ranks is a failure, shapes are checked."""
+
+import importlib.util
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+import jax
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+jax.config.update("jax_numpy_rank_promotion", "raise")
+
+if importlib.util.find_spec("beartype") is not None:
+    from jaxtyping import install_import_hook
+
+    # Pytrees (views) hold tracers, shapes or nothing at all while JAX maps over them: not checked.
+    install_import_hook(
+        [f"wscope_jax.{name}" for name in ("ops", "partial", "sampling", "experts", "attend")],
+        "beartype.beartype",
+    )

@@ -1,0 +1,69 @@
+"""Routing: the batch follows r, and no row strays from it by more than a block."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wscope_jax.errors import UsageError
+from wscope_jax.layout import Region
+from wscope_jax.placement import Placement
+from wscope_jax.policies import BY_NAME, CpuOnly, GpuOnly, Policy, WriteScope, choose
+
+
+def _place(policy: Policy, rows: list[int], num_rows: int) -> Placement:
+    placement = Placement(num_rows, 1, len(rows) + 1)
+    for row in range(num_rows):
+        placement.begin(row)
+    for row in rows:
+        placement.append(row)
+        region = policy.route(placement.occupancy(row, unpinned_room=True, pinned_room=True))
+        assert region is not None
+        placement.place(row, region)
+    return placement
+
+
+@given(st.floats(0, 1), st.lists(st.integers(0, 3), max_size=60))
+def test_shares_follow_r(share: float, rows: list[int]) -> None:
+    placement = _place(WriteScope(share=share), rows, 4)
+    for row in range(4):
+        blocks = len(placement.rows[row].slots)
+        assert abs(placement.num_blocks(row, Region.UNPINNED) - share * blocks) <= 1 + 1e-9
+
+
+@pytest.mark.parametrize(("share", "region"), [(0.0, Region.PINNED), (1.0, Region.UNPINNED)])
+def test_the_ends_are_exact(share: float, region: Region) -> None:
+    placement = _place(WriteScope(share=share), [0, 1, 0, 0, 2, 1], 3)
+    assert {slot.region for row in placement.rows for slot in row.slots} == {region}
+
+
+@given(st.integers(1, 400), st.floats(0.05, 0.95))
+def test_one_row_reaches_r(num_blocks: int, share: float) -> None:
+    placement = _place(WriteScope(share=share), [0] * num_blocks, 1)
+    assert abs(placement.num_blocks(0, Region.UNPINNED) - share * num_blocks) <= 1
+
+
+def test_a_full_region_hands_over_to_the_other() -> None:
+    placement = Placement(1, 1, 5)
+    placement.begin(0)
+    for policy, unpinned, pinned, expected in [
+        (WriteScope(share=1.0), False, True, Region.PINNED),
+        (WriteScope(share=0.0), True, False, Region.UNPINNED),
+        (WriteScope(share=0.5), False, False, None),
+        (GpuOnly(), True, False, None),
+        (CpuOnly(), False, True, None),
+    ]:
+        occupancy = placement.occupancy(0, unpinned_room=unpinned, pinned_room=pinned)
+        assert policy.route(occupancy) is expected
+
+
+def test_policies_by_name() -> None:
+    assert choose("auto").name == "write_scope"
+    for name in BY_NAME:
+        assert choose(name).name == name
+    assert choose("auto", 0.25) == choose("write_scope", 0.25) == WriteScope(share=0.25)
+
+
+@pytest.mark.parametrize(("name", "share"), [("nothing", None), ("cpu_only", 0.5), ("auto", 1.5), ("auto", float("nan"))])
+def test_choose_refuses(name: str, share: float | None) -> None:
+    with pytest.raises(UsageError):
+        choose(name, share)

@@ -1,0 +1,189 @@
+"""Attention over a cache that lives in four regions: the only functions that a model needs.
+
+`attend` is one decode step of one layer: the CPU starts on its part, the device attends to the window and to what is
+streamed, and three exact partial results over disjoint entries are merged. `attend_prompt` is the same for a whole
+prompt, whose entries go straight to their final home. `evict` moves the oldest block of a row's window there.
+"""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from wscope_jax.layout import Entries, Region, byte_order, pack
+from wscope_jax.ops import host
+from wscope_jax.ops.prefill import causal_attention
+from wscope_jax.ops.streamed import streamed_attention
+from wscope_jax.ops.window import append, fill, oldest_block, window_attention
+from wscope_jax.partial import Partial, empty_partial, merge
+from wscope_jax.views import View, Views
+
+STORE_ORDERS = tuple(dict.fromkeys(byte_order(r) for r in (Region.UNPINNED, Region.PINNED)))
+
+
+def begin(
+    q: Float[Array, "B H K"], view: View, *, scale: float
+) -> tuple[Float[Array, "B H K"], View]:
+    """Starts the host part of one layer's attention and returns at once.
+
+    Args:
+        q: one query token per row; not scaled.
+        view: the layer's view.
+        scale: static softmax scale, applied to the scores in float32 by every kernel.
+
+    Returns:
+        q as an alias, to be used by all later work, and the view.
+    """
+    if not view.spec.uses_host:
+        return q, view
+    with jax.named_scope("host_start"):
+        q, order = host.host_start(
+            q,
+            view.shared.order,
+            layout=view.layouts[0],
+            block=view.spec.block,
+            scale=scale,
+            storage=view.spec.storage,
+            engine=view.spec.engine,
+        )
+    return q, view.with_shared(order=order)
+
+
+def end(
+    q: Float[Array, "B H K"],
+    entries: Entries,
+    view: View,
+    *,
+    scale: float,
+    sink: Float[Array, " H"] | None = None,
+) -> tuple[Float[Array, "B H V"], View]:
+    """Ends what `begin` started: window and streamed parts, the wait for the host's, the merge.
+
+    Args:
+        q: what `begin` returned.
+        entries: the step's own entry of each row; it is appended to the window first.
+        view: what `begin` returned.
+        scale: as given to `begin`.
+        sink: one more logit per head that takes weight and gives nothing; not scaled.
+
+    Returns:
+        The attention output in the dtype of q, and the view.
+    """
+    layout, spec = view.layouts[0], view.spec
+    with jax.named_scope("window"):
+        rings = append(view.rings[0], entries, view.shared.length)
+        near = window_attention(
+            q, rings, view.shared.start, view.shared.length + 1, layout=layout, scale=scale
+        )
+    far = empty_partial(q.shape[0], q.shape[1], layout.value_dim)
+    slots, order, turn = view.shared.slots, view.shared.order, view.turn
+    if spec.uses_link:
+        with jax.named_scope("streamed"):
+            far, slots, order = streamed_attention(
+                q,
+                slots,
+                view.shared.owner,
+                order,
+                turn=turn,
+                layout=layout,
+                block=spec.block,
+                scale=scale,
+                engine=spec.engine,
+            )
+        turn += view.shared.owner.shape[0]
+    parts = [far, near]
+    if spec.uses_host:
+        with jax.named_scope("host_finish"):
+            near, far, cpu, order = host.host_finish(near, far, order, engine=spec.engine)
+        parts = [cpu, far, near]
+    if sink is not None:
+        lse = jnp.broadcast_to(sink.astype(jnp.float32), near.lse.shape)
+        parts.append(Partial(jnp.zeros_like(near.o), lse))
+    with jax.named_scope("merge"):
+        o = merge(*parts).o.astype(q.dtype)
+    shared = view.shared._replace(slots=slots, order=order)
+    return o, View((rings, *view.rings[1:]), shared, view.layouts, spec, turn)
+
+
+def attend(
+    q: Float[Array, "B H K"],
+    entries: Entries,
+    view: View,
+    *,
+    scale: float,
+    sink: Float[Array, " H"] | None = None,
+) -> tuple[Float[Array, "B H V"], View]:
+    """Attention of one new token per row over everything the cache holds of its sequence, and the token itself.
+
+    Args:
+        q: [B, H, K], rotated, not scaled; query head h reads kv head h // (H / G).
+        entries: the new token's own entry in each row.
+        view: the layer's view, `views[i]`; hand the returned one on with `views.put(i, view)`.
+        scale: static softmax scale.
+        sink: see `end`.
+
+    Returns:
+        o [B, H, V] in the dtype of q, and the view.
+    """
+    q, view = begin(q, view, scale=scale)
+    return end(q, entries, view, scale=scale, sink=sink)
+
+
+def attend_prompt(
+    q: Float[Array, "T H K"],
+    entries: Entries,
+    view: View,
+    *,
+    row: Int32[Array, ""],
+    length: Int32[Array, ""],
+    scale: float,
+) -> tuple[Float[Array, "T H V"], View]:
+    """Causal attention over a prompt, and the write of its entries to their final home.
+
+    Whole blocks go to the regions that the plan names, the newest rest to the window of `row`.
+
+    Args:
+        q: queries of all T tokens of one sequence; T is a multiple of the block.
+        entries: their entries; tokens from `length` on are padding and are stored nowhere.
+        view: the layer's view.
+        row: row of the batch that the sequence lives in.
+        length: tokens that count.
+        scale: static softmax scale.
+
+    Returns:
+        o [T, H, V] in the dtype of q, and the view.
+    """
+    layout, spec = view.layouts[0], view.spec
+    value = entries.key[..., : layout.value_dim] if entries.value is None else entries.value
+    with jax.named_scope("prefill"):
+        o = causal_attention(q, entries.key, value, scale=scale).astype(q.dtype)
+    stored = jax.tree.map(lambda x: x.astype(spec.storage), entries)
+    with jax.named_scope("store"):
+        order = _store_blocks(stored, view)
+    start = (length // spec.block) * spec.block if spec.has_calls else jnp.int32(0)
+    rings = fill(view.rings[0], stored, row, start, length)
+    view = View((rings, *view.rings[1:]), view.shared, view.layouts, spec, view.turn)
+    return o, view.with_shared(order=order)
+
+
+def evict(views: Views, *, row: Int32[Array, ""], start: Int32[Array, ""]) -> Int32[Array, ""]:
+    """Stores the oldest window block of `row`, in all layers, where the plan says; returns the order.
+
+    The rings are read only: the window answers for these entries until the manager has seen the ticket.
+    """
+    views = views.begin()
+    order = views.shared.order
+    for layer in range(len(views.layers)):
+        view = views[layer].with_shared(order=order)
+        order = _store_blocks(oldest_block(view.rings[0], row, start, views.spec.block), view)
+    return order
+
+
+def _store_blocks(entries: Entries, view: View) -> Int32[Array, ""]:
+    """Packs all whole blocks once per byte order and calls `store` for each; the plan picks the blocks."""
+    order = view.shared.order
+    if not view.spec.has_calls:
+        return order
+    for bytes_in in STORE_ORDERS:
+        blocks = pack(entries, view.layouts[0], view.spec.block, bytes_in)
+        order = host.store(blocks, order, engine=view.spec.engine)
+    return order

@@ -1,0 +1,430 @@
+"""InplaceKVCache: the cache manager, outside the jitted step. It decides; the calls inside the step move."""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from wscope_jax.attend import STORE_ORDERS, evict
+from wscope_jax.compiled import Programs
+from wscope_jax.dispatcher import Dispatcher
+from wscope_jax.errors import CapacityError, UsageError
+from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, EntryLayout, Region, Stream, byte_order
+from wscope_jax.placement import HOST_REGIONS, Placement
+from wscope_jax.policies import Policy
+from wscope_jax.pools import HostPools
+from wscope_jax.step_plan import StepPlan, chunk_table, decode_plan, store_plan, turn_bucket
+from wscope_jax.views import CacheSpec, Rings, Shared, Views, empty_views
+
+T = TypeVar("T")
+
+CHUNK_ENTRIES: Final = (
+    16_384  # entries of one layer in a streamed chunk: the paper's PING-PONG at batch 32
+)
+MAX_LAYERS_IN_FLIGHT: Final = 2  # prefill layers whose entries may be alive outside their home
+
+
+class InplaceKVCache:
+    """KV cache of a batch of sequences in four regions, each byte placed once, when it is written.
+
+    Use: `begin_prompt`, `write_prompt` for every layer, `end_prompt` for each row; then `step` for each token;
+    `release` a row that has ended; `close` at the end, or use it as a context manager.
+
+    Args:
+        streams: per layer what it stores, e.g. `model.streams`.
+        policy: decides where each full block goes.
+        batch: rows.
+        max_len: tokens that a row may hold.
+        window: D, entries in a block and in the window before it gives a block away.
+        dtype: storage of entries, "float32" or "bfloat16".
+        host_memory: bytes for both host regions together; None = as many as `batch` rows of `max_len` need.
+        chunk_entries: entries of one layer in a streamed chunk.
+        programs: compiled programs to share with other caches of equal shapes.
+
+    Attributes:
+        placement: which block lives where.
+        policy: as updated by what was measured.
+
+    Raises:
+        UsageError: an impossible size.
+        CapacityError: not even one block fits into `host_memory`.
+    """
+
+    def __init__(
+        self,
+        streams: Sequence[Sequence[Stream]],
+        *,
+        policy: Policy,
+        batch: int,
+        max_len: int,
+        window: int = 256,
+        dtype: str = "float32",
+        host_memory: int | None = None,
+        chunk_entries: int = CHUNK_ENTRIES,
+        programs: Programs | None = None,
+    ) -> None:
+        if window not in WINDOW_SIZES:
+            raise UsageError(f"window: expected one of {WINDOW_SIZES}, got {window}")
+        if batch < 1 or max_len < 1:
+            raise UsageError(f"batch, max_len: expected at least 1, got {batch}, {max_len}")
+        if dtype not in ("float32", "bfloat16"):
+            raise UsageError(f"dtype: entries are stored as float32 or bfloat16, got {dtype!r}")
+        self.layout = _only_layout(streams)
+        self.num_layers = len(streams)
+        self.batch = batch
+        self.max_len = max_len
+        self.block = window
+        self.policy = policy
+        self.programs = programs or Programs()
+        self.entry_bytes = self.layout.entry_bytes(jnp.dtype(dtype).itemsize)
+        self._places = policy.uses_host or policy.uses_link
+        slots = self._slot_budget(host_memory) if self._places else 0
+        self.placement = Placement(batch, window, slots)
+        self._pools = HostPools(self.num_layers, window * self.entry_bytes, slots)
+        self._dispatcher = Dispatcher(self._pools)
+        self._moving: dict[int, int] = {}  # row -> ticket of its block under way
+        self._active: set[int] = set()
+        self._turns = 1 if policy.uses_link else 0
+        self._num_chunks = 0
+        self._plan: StepPlan | None = None  # of a decode step; None when placement or rows changed
+        chunk = min(chunk_entries, -(-batch * max_len // window) * window)
+        self.slots_per_chunk = max(1, chunk // window) if policy.uses_link else 0
+        spec = CacheSpec(
+            engine=self._dispatcher.engine,
+            block=window,
+            capacity=window + WINDOW_SPARE if self._places else -(-max_len // window) * window,
+            storage=dtype,
+            uses_host=policy.uses_host,
+            uses_link=policy.uses_link,
+        )
+        self._views = empty_views(
+            self.layout,
+            spec,
+            num_layers=self.num_layers,
+            batch=batch,
+            num_turns=self._turns,
+            slots_per_chunk=self.slots_per_chunk,
+        )
+
+    def _slot_budget(self, host_memory: int | None) -> int:
+        needed = self.batch * (self.max_len // self.block)
+        if host_memory is None:
+            return needed
+        slot_bytes = self.num_layers * self.block * self.entry_bytes
+        if needed and host_memory < slot_bytes:
+            raise CapacityError(
+                f"host_memory: one block of {self.block} tokens takes {slot_bytes} bytes in all layers, the budget "
+                f"is {host_memory}; raise it or choose a smaller window"
+            )
+        return min(needed, host_memory // slot_bytes)
+
+    # --- what it says of itself ---------------------------------------------------------------
+
+    @property
+    def spec(self) -> CacheSpec:
+        """Static facts that programs over this cache are traced with."""
+        return self._views.spec
+
+    @property
+    def views(self) -> Views:
+        """The views as the next program will get them, to trace and compile with."""
+        return self._views
+
+    @property
+    def num_turns(self) -> int:
+        """Link calls a layer and step: the bucket that the next step must be compiled for."""
+        return self._turns
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that hold a live block: how much of the turns is used."""
+        return self._num_chunks
+
+    @property
+    def most_turns(self) -> int:
+        """Turns that this cache can ever need."""
+        if not self.policy.uses_link:
+            return 0
+        return turn_bucket(max(1, -(-self.placement.max_slots // self.slots_per_chunk)))
+
+    @property
+    def layers_in_flight(self) -> int:
+        """High-water mark of stores whose entries were alive outside their home at the same time."""
+        return self._dispatcher.staged_high_water
+
+    @property
+    def active_rows(self) -> list[int]:
+        """Rows that decode."""
+        return sorted(self._active)
+
+    def length(self, row: int) -> int:
+        """Tokens of `row`."""
+        return self.placement.rows[row].length
+
+    def row_tokens(self, row: int) -> dict[Region, int]:
+        """Tokens of `row` by region."""
+        placed = {r: self.placement.num_blocks(row, r) * self.block for r in HOST_REGIONS}
+        return {**placed, Region.WINDOW: self.placement.window_length(row)}
+
+    def cpu_share(self) -> float:
+        """The share r that the policy aims at for what is placed now."""
+        placed = sum(len(record.slots) for record in self.placement.rows) * self.block
+        return self.policy.cpu_share(placed)
+
+    def is_full(self, row: int) -> bool:
+        """Whether `row` cannot take another token: its window is full and nothing can give it room."""
+        if self.placement.window_length(row) < self.spec.capacity or row in self._moving:
+            return False
+        return not self._places or self._route(row) is None
+
+    def set_fault(self, *, store_delay_ms: int = 0, job_delay_ms: int = 0) -> None:
+        """Slows stores and host jobs down: for tests of timing."""
+        self._dispatcher.set_fault(store_delay_ms=store_delay_ms, job_delay_ms=job_delay_ms)
+
+    # --- prompts ------------------------------------------------------------------------------
+
+    def begin_prompt(self, row: int, length: int) -> None:
+        """Starts a sequence of `length` tokens in `row` and decides where its blocks go.
+
+        Raises:
+            CapacityError: the host regions have no room for it; the row stays empty.
+        """
+        with self._dispatcher.lock:
+            self._dispatcher.check_open()
+            if not 1 <= length <= self.max_len:
+                raise UsageError(
+                    f"length: expected 1 to max_len={self.max_len} tokens, got {length}"
+                )
+            self.placement.begin(row)
+            self.placement.append(row, length)
+            while self._places and self.placement.window_length(row) >= self.block:
+                region = self._route(row)
+                if region is None:
+                    self.placement.release(row)
+                    raise CapacityError(self._full_text(f"a prompt of {length} tokens"))
+                self.placement.place(row, region)
+
+    def write_prompt(
+        self, row: int, layers: Sequence[int], fn: Callable[[Views], tuple[Views, T]]
+    ) -> T:
+        """Dispatches a program that calls `attend_prompt` for `layers`, in that order, once each.
+
+        Waits until at most MAX_LAYERS_IN_FLIGHT layers' entries are on their way, this program's included.
+
+        Args:
+            row: row that `begin_prompt` was called for.
+            layers: layers that the program covers.
+            fn: runs the program: takes the views (donated) and returns them and anything else.
+        """
+        with self._dispatcher.lock:
+            if not self._places:
+                return self._dispatch(None, fn)
+            slots = self.placement.rows[row].slots
+            calls = [
+                [(i, slot) for i, slot in enumerate(slots) if byte_order(slot.region) is order]
+                for order in STORE_ORDERS
+            ]
+            ahead = (MAX_LAYERS_IN_FLIGHT - 1) * len(STORE_ORDERS)
+            self._dispatcher.wait(self._dispatcher.tickets - ahead)
+            return self._dispatch(store_plan(layers, calls), fn)
+
+    def end_prompt(self, row: int) -> None:
+        """Waits until the prompt's blocks are in their homes; from now on `row` decodes."""
+        with self._dispatcher.lock:
+            self._dispatcher.wait(self._dispatcher.tickets)
+            self._active.add(row)
+            self._plan = None
+
+    # --- decode -------------------------------------------------------------------------------
+
+    def prepare_step(self) -> Views:
+        """Brings placement and operands up to date and returns the views that the next `step` passes.
+
+        Raises:
+            CapacityError: an active row's window is full and nothing can give it room (see `is_full`).
+        """
+        with self._dispatcher.lock:
+            self._settle()
+            for row in self.active_rows:
+                self._make_room(row)
+            if self._plan is None:
+                self._refresh()
+            return self._views
+
+    def step(self, fn: Callable[[Views], tuple[Views, T]]) -> T:
+        """Dispatches one decode step: one new token in every active row.
+
+        Args:
+            fn: runs the jitted step: takes the views (donated) and returns them, advanced, and anything else.
+        """
+        with self._dispatcher.lock:
+            self.prepare_step()
+            out = self._dispatch(self._plan if self.spec.has_calls else None, fn)
+            for row in self._active:
+                self.placement.append(row)
+            self._start_evictions()
+            for timing in self._dispatcher.timings(self.num_layers):
+                self.policy = self.policy.observe(timing)
+            return out
+
+    def release(self, row: int) -> None:
+        """Ends the sequence of `row` and frees its slots, once the last step that read them has ended."""
+        with self._dispatcher.lock:
+            jax.block_until_ready(self._views.shared)
+            self._moving.pop(row, None)
+            self.placement.release(row)
+            self._active.discard(row)
+            self._plan = None
+
+    def compile_evict(self) -> None:
+        """Compiles the program that moves a block out of the window, before it is needed."""
+        if self._places:
+            index = jax.ShapeDtypeStruct((), jnp.int32)
+            args = (self._views.layers, self._views.shared.order, index, index)
+            self.programs.get(self._evict_key, self._evict_program, args, donate=(1,))
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _dispatch(self, plan: StepPlan | None, fn: Callable[[Views], tuple[Views, T]]) -> T:
+        self._views, out = self._dispatcher.dispatch(plan, functools.partial(fn, self._views))
+        return out
+
+    def _route(self, row: int) -> Region | None:
+        occupancy = self.placement.occupancy(
+            row,
+            unpinned_room=self.policy.uses_host
+            and self._pools.has_room(Region.UNPINNED, self.placement),
+            pinned_room=self.policy.uses_link
+            and self._pools.has_room(Region.PINNED, self.placement),
+        )
+        return self.policy.route(occupancy)
+
+    def _start_evictions(self) -> None:
+        """Starts to move full blocks out of windows, fullest window first, a few rows a step."""
+        if not self._places:
+            return
+        due = [
+            row
+            for row in self.active_rows
+            if row not in self._moving and self.placement.window_length(row) >= self.block
+        ]
+        due.sort(key=lambda row: -self.placement.window_length(row))
+        # Rows of equal length fall due in the same step: spread them over half of the spare entries.
+        for row in due[: -(-2 * self.batch // WINDOW_SPARE)]:
+            self._start_move(row)
+
+    def _start_move(self, row: int) -> bool:
+        """Sends the oldest block of a row's window on its way; False if nothing has room for it."""
+        region = self._route(row)
+        if region is None:
+            return False
+        start = self.placement.window_start(row)
+        slot = self.placement.start_move(row, region)
+        calls = [[(0, slot)] if byte_order(region) is order else [] for order in STORE_ORDERS]
+
+        def run(views: Views) -> tuple[Views, None]:
+            args = (views.layers, views.shared.order, jnp.int32(row), jnp.int32(start))
+            order = self.programs.call(self._evict_key, self._evict_program, args, donate=(1,))
+            return dataclasses.replace(views, shared=views.shared._replace(order=order)), None
+
+        self._dispatch(store_plan(range(self.num_layers), calls), run)
+        self._moving[row] = self._dispatcher.tickets
+        return True
+
+    @property
+    def _evict_key(self) -> tuple[Any, ...]:
+        return ("evict", self.spec, self.layout, self.num_layers, self.batch)
+
+    @property
+    def _evict_program(self) -> Callable[..., jax.Array]:
+        return functools.partial(_evict, spec=self.spec, layouts=self._views.layouts)
+
+    def _settle(self) -> None:
+        """Lets every block that has arrived answer from its slot, and no longer from the window."""
+        completed = self._dispatcher.completed
+        for row, ticket in list(self._moving.items()):
+            if ticket <= completed:
+                self.placement.finish_move(row)
+                del self._moving[row]
+                self._plan = None
+
+    def _make_room(self, row: int) -> None:
+        if self.placement.window_length(row) < self.spec.capacity:
+            return
+        if row not in self._moving and not (self._places and self._start_move(row)):
+            raise CapacityError(self._full_text(f"another token of row {row}"))
+        self._dispatcher.wait(self._moving[row])
+        self._settle()
+
+    def _refresh(self) -> None:
+        """Rebuilds the decode plan and the operands that follow from the placement."""
+        rows = range(self.batch)
+        owner, spans = chunk_table(self.placement, self.active_rows, max(1, self.slots_per_chunk))
+        self._num_chunks = len(spans)
+        if self.policy.uses_link:
+            self._turns = max(self._turns, turn_bucket(len(spans)))
+            surplus = np.full((self._turns - len(spans), self.slots_per_chunk), -1, np.int32)
+            owner = np.concatenate([owner, surplus])
+        else:
+            owner = np.zeros((0, 0), np.int32)
+        self._plan = decode_plan(
+            self.policy.schedule.jobs(self.num_layers, self.batch),
+            [self.placement.table(r, Region.UNPINNED) if r in self._active else [] for r in rows],
+            spans,
+            self._turns,
+            uses_host=self.policy.uses_host,
+            uses_link=self.policy.uses_link,
+        )
+        shared = self._views.shared._replace(
+            owner=jnp.array(owner),
+            start=jnp.array([self.placement.window_start(r) for r in rows], jnp.int32),
+            length=jnp.array([self.length(r) for r in rows], jnp.int32),
+            active=jnp.array([r in self._active for r in rows], bool),
+        )
+        self._views = dataclasses.replace(self._views, shared=shared)
+
+    def _full_text(self, what: str) -> str:
+        refusals = [text for r in HOST_REGIONS if (text := self._pools.refusal(r))]
+        why = (
+            refusals[0]
+            if refusals
+            else f"all {self.placement.max_slots} blocks of the host regions are taken"
+        )
+        return f"host memory: no room for {what}: {why}; raise the budget, or use fewer or shorter sequences"
+
+    def close(self) -> None:
+        """Ends all work under way and frees the host memory; may be called twice."""
+        jax.block_until_ready(self._views.shared.order)
+        self._dispatcher.close()
+        self._pools.close()
+
+    def __enter__(self) -> "InplaceKVCache":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _only_layout(streams: Sequence[Sequence[Stream]]) -> EntryLayout:
+    layouts = {stream.layout for layer in streams for stream in layer}
+    if not streams or any(len(layer) != 1 for layer in streams) or len(layouts) != 1:
+        raise NotImplementedError("streams: every layer must store one stream, all of one layout")
+    return layouts.pop()
+
+
+def _evict(
+    layers: tuple[tuple[Rings, ...], ...],
+    order: jax.Array,
+    row: jax.Array,
+    start: jax.Array,
+    *,
+    spec: CacheSpec,
+    layouts: tuple[tuple[EntryLayout, ...], ...],
+) -> jax.Array:
+    nothing = jnp.zeros((0,), jnp.int32)
+    shared = Shared(nothing, nothing, nothing, nothing, nothing, order)
+    return evict(Views(layers, shared, layouts, spec), row=row, start=start)

@@ -1,0 +1,165 @@
+"""The small files of a checkpoint directory, and how its faults are told."""
+
+import json
+import os
+import stat
+from collections import Counter
+from pathlib import Path
+from typing import Any, Final
+
+from wscope_jax.errors import CheckpointError
+
+MAX_JSON_BYTES: Final = 16 << 20  # config.json and its like are some kB
+SHOWN: Final = 20  # problems listed in one message; the rest is counted
+MAX_NAME_BYTES: Final = 255  # longest file name that Linux knows
+LFS_POINTER: Final = b"version https://git-lfs"  # how a file begins that Git LFS has not fetched
+
+
+class Problems:
+    """Collects what is wrong with a checkpoint, to tell it at once.
+
+    Attributes:
+        where: file or directory that the report begins with.
+    """
+
+    def __init__(self, where: Path) -> None:
+        self.where = where
+        self._found: dict[str, list[str]] = {}
+        self._counts: Counter[str] = Counter()
+
+    def add(self, kind: str, text: str) -> None:
+        """Notes one problem, one line; problems of one kind are counted together."""
+        self._counts[kind] += 1
+        found = self._found.setdefault(kind, [])
+        if len(found) < SHOWN:
+            found.append(text)
+
+    def check(self, remedy: str) -> None:
+        """Raises what was found, rare kinds first.
+
+        Raises:
+            CheckpointError: There is at least one problem.
+        """
+        total = self._counts.total()
+        kinds = sorted(self._counts, key=lambda kind: self._counts[kind])
+        texts = [text for kind in kinds for text in self._found[kind]][:SHOWN]
+        if total == 1:
+            raise CheckpointError(f"{self.where}: {texts[0]}; {remedy}")
+        if total:
+            counts = ", ".join(f"{self._counts[kind]} {kind}" for kind in kinds)
+            texts += [f"... and {total - len(texts)} more"] * (total > len(texts))
+            lines = "".join(f"\n  {text}" for text in texts)
+            raise CheckpointError(f"{self.where}: {total} problems ({counts}); {remedy}{lines}")
+
+
+def show(value: object) -> str:
+    """A value out of a checkpoint as one short line of ASCII, whatever it holds."""
+    text = ascii(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def open_directory(directory: str | os.PathLike[str]) -> Path:
+    """The path of a checkpoint directory.
+
+    Raises:
+        CheckpointError: It is missing, unreadable or not a directory.
+    """
+    path = Path(directory)
+    try:
+        if path.is_dir():
+            os.listdir(path)
+            return path
+        exists = path.exists()
+        near = sorted(str(config.parent) for config in path.parent.glob("*/config.json"))[:5]
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError:  # a NUL in the path
+        raise CheckpointError(f"{show(str(path))}: no path of a directory") from None
+    what = "not a directory" if exists else "no such directory"
+    hint = f"; beside it are {', '.join(near)}" if near else ""
+    raise CheckpointError(f"{path}: {what}; name the folder that holds config.json{hint}")
+
+
+def locate(root: Path, name: str) -> Path | None:
+    """The path of a file of the checkpoint in `root`, or None if there is none; opens nothing.
+
+    Raises:
+        CheckpointError: `name` is no plain file name; or the file is no regular file, or a link
+            that leaves the directory (a hub's cache, which keeps every snapshot as links to the
+            blobs folder beside it, is allowed).
+    """
+    plain = name not in ("", ".", "..") and not any(c in name for c in "/\\\0")
+    if not plain or len(os.fsencode(name)) > MAX_NAME_BYTES:
+        raise CheckpointError(
+            f"{root}: the file name {show(name)} is refused; a checkpoint's files lie in its folder"
+        )
+    path = root / name
+    home, target = root.resolve(), path.resolve()
+    blobs = [home.parent.parent / "blobs"] if home.parent.name == "snapshots" else []
+    if not any(target.is_relative_to(folder) for folder in (home, *blobs)):
+        raise CheckpointError(f"{path}: links to a file outside of {root}; put the file itself there")
+    if not target.exists():
+        return None
+    if not stat.S_ISREG(target.stat().st_mode):
+        raise CheckpointError(f"{path}: not a regular file; put the file itself there")
+    return path
+
+
+def refuse_pointer(path: Path, head: bytes) -> None:
+    """Checks that `head`, the first bytes of a file, are not those of a Git LFS pointer.
+
+    Raises:
+        CheckpointError: They are.
+    """
+    if head.startswith(LFS_POINTER):
+        raise CheckpointError(
+            f"{path}: a Git LFS pointer, not the file itself; run `git lfs pull` in {path.parent}"
+        )
+
+
+def parse_json(path: Path, raw: bytes) -> dict[str, Any]:
+    """The object that `raw`, bytes of the file `path`, spells in JSON.
+
+    Raises:
+        CheckpointError: It is not UTF-8, not JSON, nested too deeply, no object, or holds a key
+            twice or a number that is not finite.
+    """
+
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for key, num in Counter(key for key, _ in pairs).items() if num > 1)
+            raise CheckpointError(f"{path}: the key {show(twice)} is there twice; keep one of them")
+        return found
+
+    def refuse(word: str) -> None:
+        raise CheckpointError(f"{path}: holds {word}, which is no number here; write a finite one")
+
+    try:
+        found = json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
+    except RecursionError:
+        raise CheckpointError(f"{path}: nested too deeply; no such file is") from None
+    except CheckpointError:
+        raise
+    except ValueError as error:  # not UTF-8, not JSON, a number of thousands of digits
+        raise CheckpointError(f"{path}: not a valid JSON file: {error}") from None
+    if not isinstance(found, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, found {show(found)}")
+    return found
+
+
+def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
+    """The object in a JSON file of at most `limit` bytes.
+
+    Raises:
+        CheckpointError: The file cannot be read, is larger, or `parse_json` refuses it.
+    """
+    try:
+        with open(path, "rb") as file:
+            raw = file.read(limit + 1)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+    if len(raw) > limit:
+        raise CheckpointError(f"{path}: larger than {limit >> 20} MiB; no such file is")
+    refuse_pointer(path, raw)
+    return parse_json(path, raw)

@@ -1,0 +1,193 @@
+"""The tensor pass: each tensor is read once, by position, into the array that becomes the parameter.
+
+Reading by position instead of through a memory map makes a file that shrinks meanwhile an error, not a bus error.
+"""
+
+import os
+import re
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jax
+import ml_dtypes
+import numpy as np
+
+from wscope_jax.checkpoint.files import Problems, open_directory, show
+from wscope_jax.checkpoint.headers import Stored, read_headers
+from wscope_jax.errors import CheckpointError
+
+DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+}
+SAMPLED: Final = 1024  # numbers of a piece that are looked at for NaN and infinity
+CHUNK: Final = 1 << 22  # numbers converted at a time when the stored dtype is another
+ALIGNMENT: Final = 64  # bytes; JAX takes a host array aligned so as a CPU array without copying it
+IGNORED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # a table that old checkpoints carry along
+
+
+class Piece(NamedTuple):
+    """A run of consecutive numbers of one stored tensor.
+
+    Attributes:
+        name: the tensor's name in the checkpoint.
+        shape: shape that the whole stored tensor must have.
+        start: first number of the run, in row-major order.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    start: int = 0
+
+
+class Place(NamedTuple):
+    """A parameter and the ways in which a checkpoint may store it.
+
+    Attributes:
+        key: what the caller calls the parameter.
+        shape: its shape.
+        options: ways to read it, the published one first. The pieces of an option fill the parameter in order, in
+            equal parts.
+    """
+
+    key: Hashable
+    shape: tuple[int, ...]
+    options: Sequence[Sequence[Piece]]
+
+
+class Checkpoint:
+    """The tensors of a checkpoint directory; creating it reads all headers and nothing else.
+
+    Attributes:
+        directory: its folder.
+        tensors: every stored tensor by name.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        """Reads the headers.
+
+        Raises:
+            CheckpointError: See `read_headers`.
+        """
+        self.directory: Path = open_directory(directory)
+        self.tensors: Mapping[str, Stored] = read_headers(self.directory)
+
+    def match(self, places: Sequence[Place]) -> list[Sequence[Piece]]:
+        """The pieces that fill each place: the first option whose first tensor is stored.
+
+        Raises:
+            CheckpointError: Tensors are missing, unexpected, of a wrong shape or of a dtype that
+                cannot be read; all are in the one message.
+        """
+        problems = Problems(self.directory)
+        chosen = []
+        used: set[str] = set()
+        for place in places:
+            stored_ones = (way for way in place.options if way[0].name in self.tensors)
+            pieces = next(stored_ones, place.options[0])
+            chosen.append(pieces)
+            for piece in pieces:
+                if piece.name not in used:
+                    self._check_piece(piece, problems)
+                used.add(piece.name)
+        for name, stored in self.tensors.items():
+            if name not in used and not IGNORED.search(name):
+                problems.add(
+                    "unexpected tensors", f"{show(name)} in {stored.file.name} is not expected"
+                )
+        problems.check("its files and its config.json do not belong together")
+        return chosen
+
+    def _check_piece(self, piece: Piece, problems: Problems) -> None:
+        stored = self.tensors.get(piece.name)
+        if stored is None:
+            problems.add("missing tensors", f"{show(piece.name)} {list(piece.shape)} is missing")
+            return
+        where = f"{show(piece.name)} in {stored.file.name}"
+        if stored.shape != piece.shape:
+            found = show(list(stored.shape))
+            problems.add(
+                "tensors of a wrong shape",
+                f"{where} has shape {found}, expected {list(piece.shape)}",
+            )
+        if stored.dtype not in DTYPES:
+            problems.add(
+                "tensors of a wrong dtype",
+                f"{where} is {stored.dtype}, expected one of {', '.join(DTYPES)}",
+            )
+
+    def load(
+        self, places: Sequence[Place], dtype: np.dtype[Any]
+    ) -> Iterator[tuple[Hashable, jax.Array]]:
+        """Yields each place's key and array, on the default device and of dtype `dtype`.
+
+        At most one parameter is in host memory beside those that JAX holds.
+
+        Raises:
+            CheckpointError: As `match`, before anything is read; or a file cannot be read to its
+                end, or holds NaN or infinity where it was sampled.
+        """
+        chosen = self.match(places)
+        with ExitStack() as stack:
+            files: dict[Path, int] = {}
+            for place, pieces in zip(places, chosen, strict=True):
+                array = empty_aligned(place.shape, dtype)
+                for piece, out in zip(pieces, np.split(array.reshape(-1), len(pieces)), strict=True):
+                    stored = self.tensors[piece.name]
+                    if stored.file not in files:
+                        files[stored.file] = _open(stored.file)
+                        stack.callback(os.close, files[stored.file])
+                    _read(files[stored.file], stored, piece, out)
+                yield place.key, jax.block_until_ready(jax.device_put(array))
+
+
+def empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    """An uninitialised host array that begins at a multiple of `ALIGNMENT` bytes."""
+    num_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+    raw = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    first = -raw.ctypes.data % ALIGNMENT
+    return raw[first : first + num_bytes].view(dtype).reshape(shape)
+
+
+def _open(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _read(file: int, stored: Stored, piece: Piece, out: np.ndarray[Any, Any]) -> None:
+    """Fills `out` (one dimension) with the numbers of `piece`, converted to its dtype."""
+    dtype = DTYPES[stored.dtype]
+    begin = stored.begin + piece.start * dtype.itemsize
+    if dtype == out.dtype:
+        _read_bytes(file, stored, begin, out)
+    else:
+        for first in range(0, out.size, CHUNK):
+            part = out[first : first + CHUNK]
+            numbers = np.empty(part.size, dtype)
+            _read_bytes(file, stored, begin + first * dtype.itemsize, numbers)
+            part[...] = numbers.astype(part.dtype)
+    sample = out[:: max(1, out.size // SAMPLED)].astype(np.float32)
+    if not np.isfinite(sample).all():
+        raise CheckpointError(
+            f"{stored.file}: {show(piece.name)} holds NaN or infinity; fetch the file again"
+        )
+
+
+def _read_bytes(file: int, stored: Stored, begin: int, out: np.ndarray[Any, Any]) -> None:
+    view = memoryview(out.view(np.uint8))
+    done = 0
+    while done < len(view):
+        try:
+            num = os.preadv(file, [view[done:]], begin + done)
+        except OSError as error:
+            raise CheckpointError(f"{stored.file}: cannot be read: {error.strerror}") from None
+        if num == 0:
+            raise CheckpointError(
+                f"{stored.file}: became shorter while it was read; fetch the file again"
+            )
+        done += num

@@ -1,0 +1,74 @@
+"""The command `wscope`: parses, runs one verb, turns every error into one line and an exit code.
+
+The answer goes to stdout, everything else to stderr. Nothing here imports jax: a verb does, once
+its options are known to be right.
+"""
+
+import contextlib
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+from wscope_jax.cli import options, signals
+from wscope_jax.errors import CapacityError, MachineError, WscopeError
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command line and returns its exit code.
+
+    Args:
+        argv: The words after the program's name, None for those of this process.
+
+    Returns:
+        0 done, 1 internal, 2 usage, 3 does not fit, 4 checkpoint, 5 machine, 130 interrupted,
+        143 terminated.
+
+    Raises:
+        SystemExit: After `--help` and `--version`, and for a usage error that the parser found.
+    """
+    try:
+        arguments = options.build_parser().parse_args(argv)
+        with signals.terminable():
+            verb = importlib.import_module(f"wscope_jax.cli.{arguments.verb}")
+            code: int = verb.run(arguments)
+            sys.stdout.flush()
+            return code
+    except BrokenPipeError:
+        # The reader had enough (`wscope ... | head`). The interpreter flushes stdout once more when
+        # it exits: let that go nowhere.
+        with contextlib.suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except signals.Terminated:
+        return _report("terminated", 143)
+    except KeyboardInterrupt:
+        return _report("interrupted", 130)
+    except WscopeError as error:
+        return _report(f"error: {error}", error.exit_code)
+    except Exception as error:
+        return _report(*_unexpected(error))
+
+
+def _report(line: str, code: int) -> int:
+    """Prints one line (and the traceback, in debug mode) to stderr and returns the code."""
+    if options.is_debug():
+        traceback.print_exc()
+    # The text that was streamed so far is an answer, cut short: it must not be lost in a buffer.
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+    print(f"wscope: {line}", file=sys.stderr, flush=True)
+    return code
+
+
+def _unexpected(error: Exception) -> tuple[str, int]:
+    """The line and the exit code of an error that nobody raised on purpose."""
+    text = " ".join(str(error).split()) or "no message"
+    text = text if len(text) <= 400 else text[:400] + "..."
+    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
+        return f"error: out of memory: {text}", CapacityError.exit_code
+    if isinstance(error, ImportError) or "Unable to initialize backend" in text:
+        return f"error: {text}", MachineError.exit_code
+    hint = "" if options.is_debug() else " (WSCOPE_DEBUG=1 shows where)"
+    return f"error: {type(error).__name__}: {text}{hint}", WscopeError.exit_code

@@ -1,0 +1,113 @@
+"""Where a prompt comes from: the command line, a file, files of token ids, or stdin."""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from wscope_jax.errors import CheckpointError, UsageError
+
+Prompt = str | list[int]
+Array = npt.NDArray[np.generic]
+
+
+def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
+    """The prompts of a `generate` call: one text, or the rows of all `--tokens` files in order.
+
+    Raises:
+        UsageError: If there is not exactly one source, or it cannot be read, or a prompt is empty.
+        CheckpointError: If the prompt is a text and the checkpoint has no tokenizer.
+    """
+    sources = {
+        "--prompt": arguments.prompt,
+        "--prompt-file": arguments.prompt_file,
+        "--tokens": arguments.tokens,
+    }
+    given = [name for name, value in sources.items() if value is not None]
+    if len(given) > 1:
+        raise UsageError(f"{' and '.join(given)}: give one source of the prompt, not {len(given)}")
+    if arguments.tokens is not None:
+        return [
+            row for file in arguments.tokens for row in np.atleast_2d(read_tokens(file)).tolist()
+        ]
+    if arguments.prompt is not None:
+        where, text = "--prompt", str(arguments.prompt)
+    elif arguments.prompt_file is not None:
+        where = f"--prompt-file {arguments.prompt_file}"
+        text = _decode(_read(arguments.prompt_file, where), where)
+    else:
+        where = "stdin"
+        text = _decode(_read_stdin(), where)
+    if not text:
+        raise UsageError(f"{where}: the prompt is empty; give it a token")
+    _require_tokenizer(arguments.model)
+    return [text]
+
+
+def read_tokens(file: Path) -> Array:
+    """The token ids of one `.npy` file as int64, [T] for one sequence or [B, T] for a batch.
+
+    Raises:
+        UsageError: If the file is missing, empty, or no int32 or int64 array of 1 or 2 dimensions.
+    """
+    where = f"--tokens {file}"
+    try:
+        with file.open("rb") as stream:
+            ids = _load(stream)
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror or error}") from error
+    except Exception as error:
+        # A broken header, which is a Python literal, comes as any of half a dozen errors.
+        raise UsageError(
+            f"{where}: not a .npy file of numbers; write it with numpy.save"
+        ) from error
+    if ids.dtype.newbyteorder("=") not in (np.dtype(np.int32), np.dtype(np.int64)):
+        raise UsageError(f"{where}: holds {ids.dtype}; token ids are int32 or int64")
+    if ids.ndim not in (1, 2):
+        raise UsageError(f"{where}: has shape {ids.shape}; give a sequence (1-D) or a batch (2-D)")
+    if ids.size == 0:
+        raise UsageError(f"{where}: the prompt is empty (shape {ids.shape}); give it a token")
+    return ids.astype(np.int64)
+
+
+def _load(stream: BinaryIO) -> Array:
+    """Reads one array; refuses pickles and archives, which `numpy.load` would recognise."""
+    if stream.read(6) != np.lib.format.MAGIC_PREFIX:
+        raise ValueError("no .npy header")
+    stream.seek(0)
+    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    return array
+
+
+def _read(file: Path, where: str) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{where}: {error.strerror or error}") from error
+
+
+def _read_stdin() -> bytes:
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("no prompt; give --prompt, --prompt-file or --tokens, or pipe it to stdin")
+    return sys.stdin.buffer.read()
+
+
+def _decode(raw: bytes, where: str) -> str:
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(
+            f"{where}: not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}"
+        ) from error
+
+
+def _require_tokenizer(model: Path) -> None:
+    """Refuses before jax starts. What is no checkpoint at all is left to the loader."""
+    if (model / "config.json").exists() and not (model / "tokenizer.json").exists():
+        raise CheckpointError(
+            f"{model}: no tokenizer.json, so a text prompt cannot be encoded; "
+            "give token ids with --tokens F.npy"
+        )

@@ -1,0 +1,68 @@
+"""What a run tells about itself: the table of the four regions, and one line of figures."""
+
+from collections.abc import Mapping
+from typing import Any, Final, TextIO
+
+from rich.console import Console
+from rich.table import Table
+
+_ROLES: Final = {
+    "unpinned": ("host", "the CPU attends to it where it lies"),
+    "pinned": ("host", "streamed to the GPU, step by step"),
+    "window": ("GPU", "the newest entries, not yet placed"),
+    "ping_pong": ("GPU", "two slots for what is being streamed"),
+}
+
+
+def regions_table(regions: Mapping[str, Mapping[str, int]]) -> Table:
+    """The four regions with what they hold.
+
+    Args:
+        regions: Region name -> {tokens, bytes}, as in `Result.regions`.
+    """
+    table = Table(title="KV cache by region")
+    table.add_column("region")
+    table.add_column("memory")
+    table.add_column("tokens", justify="right")
+    table.add_column("MiB", justify="right")
+    table.add_column("what it is for")
+    for name, held in regions.items():
+        memory, role = _ROLES.get(name, ("", ""))
+        mib = held["bytes"] / 2**20
+        table.add_row(name, memory, f"{held['tokens']:,}", f"{mib:,.2f}", role)
+    return table
+
+
+def summary(result: Mapping[str, Any]) -> str:
+    """One line of figures: tokens and how fast they came, the CPU share, compilations.
+
+    Args:
+        result: `Result.as_dict()`.
+    """
+    tokens = sum(len(row) for row in result["tokens"])
+    share, timing, compiles = result["cpu_share"], result["timing"], result["compiles"]
+    return ", ".join(
+        (
+            f"{tokens} tokens",
+            f"prefill {timing['prefill_s']:.2f} s ({timing['prefill_tokens_per_s']:,.0f} tokens/s)",
+            f"decode {timing['decode_s']:.2f} s ({timing['decode_tokens_per_s']:,.1f} tokens/s)",
+            f"CPU share {share['first']:.2f} -> {share['last']:.2f}",
+            f"compiles {compiles['warmup']} warm-up, {compiles['ahead']} ahead, "
+            f"{compiles['stall']} stall",
+        )
+    )
+
+
+def print_regions(regions: Mapping[str, Mapping[str, int]], out: TextIO) -> None:
+    """Prints the table; in colour where `out` is a terminal and NO_COLOR is not set."""
+    Console(file=out, highlight=False).print(regions_table(regions))
+
+
+def print_summary(result: Mapping[str, Any], out: TextIO) -> None:
+    """Prints the line of figures.
+
+    Args:
+        result: `Result.as_dict()`.
+        out: Where to.
+    """
+    print(f"wscope: {summary(result)}", file=out, flush=True)

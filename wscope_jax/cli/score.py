@@ -1,0 +1,65 @@
+"""`wscope score`: the log-likelihood of given tokens, forced one by one through decode."""
+
+import argparse
+import math
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from wscope_jax.cli import answer, start
+from wscope_jax.cli.prompts import read_tokens
+from wscope_jax.errors import UsageError, WscopeError
+
+_CHUNK: Final = 256  # positions turned to float64 at a time; a vocabulary may have 150,000 entries
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb; returns the exit code.
+
+    Raises:
+        WscopeError: What was wrong, with its exit code.
+    """
+    ids = read_tokens(arguments.tokens)
+    prefill, length = arguments.prefill, ids.shape[-1]
+    if prefill > length:
+        raise UsageError(f"--prefill {prefill}: there are {length} tokens; give 1 to {length}")
+    if arguments.max_model_len is not None and arguments.max_model_len < length:
+        raise UsageError(f"--max-model-len {arguments.max_model_len}: there are {length} tokens")
+    if arguments.logits_out is not None:
+        answer.require_writable(arguments.logits_out, "--logits-out")
+    start.prepare(arguments.threads)
+    with start.open_engine(arguments) as engine:
+        logits = np.asarray(
+            engine.score(ids, prefill, max_model_len=arguments.max_model_len), np.float32
+        )
+    nll = mean_nll(logits, ids[..., prefill:])
+    if nll is not None and not math.isfinite(nll):
+        raise WscopeError("the model's logits are not finite; check the checkpoint's weights")
+    if arguments.logits_out is not None:
+        answer.write_whole(arguments.logits_out, lambda stream: np.save(stream, logits))
+    if arguments.json:
+        out = None if arguments.logits_out is None else str(arguments.logits_out)
+        answer.print_json({"nll": nll, "prefill": prefill, "logits_out": out})
+    else:
+        print("nll: no token was forced" if nll is None else f"nll {nll:.6f} nats a token")
+    return 0
+
+
+def mean_nll(logits: npt.NDArray[np.float32], targets: npt.NDArray[np.int64]) -> float | None:
+    """Mean negative log-likelihood in nats, None when there are no targets.
+
+    Args:
+        logits: [n + 1, V] or [B, n + 1, V]; position i predicts target i, the last one none.
+        targets: [n] or [B, n] token ids.
+    """
+    if targets.size == 0:
+        return None
+    total = 0.0
+    for first in range(0, targets.shape[-1], _CHUNK):
+        wanted = targets[..., first : first + _CHUNK, None]
+        chunk = logits[..., first : first + wanted.shape[-2], :].astype(np.float64)
+        chunk -= chunk.max(axis=-1, keepdims=True)
+        picked = np.take_along_axis(chunk, wanted, axis=-1)[..., 0]
+        total += float((np.log(np.exp(chunk).sum(axis=-1)) - picked).sum())
+    return total / targets.size

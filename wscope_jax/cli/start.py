@@ -1,0 +1,88 @@
+"""Between the parsed options and a running engine: environment, policy, sampling."""
+
+import argparse
+import logging
+import os
+import sys
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wscope_jax import cores
+from wscope_jax.cli import options
+
+if TYPE_CHECKING:
+    from wscope_jax.engine import Engine
+    from wscope_jax.sampling import Sampling
+
+
+class _OneLine(logging.Formatter):
+    """`wscope: warning: ...`, as errors are shown."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return f"wscope: {record.levelname.lower()}: {record.getMessage()}"
+
+
+def prepare(threads: int | None = None) -> None:
+    """Sets what has to stand before jax starts; a variable that the user has set stays as it is.
+
+    Args:
+        threads: Workers the user asked for, None to choose.
+    """
+    debug = options.is_debug()
+    if not debug:
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+        warnings.simplefilter("ignore")  # those of the libraries; ours are logged
+    if not _expects_gpu():
+        # XLA's own pool keeps to the cores that the workers leave it: both compute at once.
+        share = cores.split(cores.available(), threads=threads)
+        os.environ.setdefault("NPROC", str(share.xla))
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(_OneLine())
+    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
+
+
+def open_engine(arguments: argparse.Namespace) -> "Engine":
+    """Loads the checkpoint behind the options of `generate` and `score`.
+
+    Raises:
+        UsageError: If the options contradict each other.
+        CheckpointError: Anything about the checkpoint.
+        CapacityError: If it does not fit.
+        MachineError: If the machine lacks what was asked for.
+    """
+    from wscope_jax import policies
+    from wscope_jax.engine import Engine
+
+    policy = policies.choose(arguments.policy, arguments.cpu_share)
+    return Engine.from_pretrained(
+        arguments.model,
+        policy=policy,
+        window=arguments.window,
+        dtype=arguments.dtype,
+        gpu_memory=arguments.gpu_memory,
+        host_memory=arguments.host_memory,
+        threads=arguments.threads,
+    )
+
+
+def make_sampling(arguments: argparse.Namespace) -> "Sampling":
+    """The sampling that the options ask for; what they leave out has Sampling's own default.
+
+    Raises:
+        UsageError: If a value is outside its range.
+    """
+    from wscope_jax.sampling import Sampling
+
+    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")
+    given = {name: getattr(arguments, name) for name in names}
+    given = {name: value for name, value in given.items() if value is not None}
+    return Sampling(stop=tuple(arguments.stop or ()), **given)
+
+
+def _expects_gpu() -> bool:
+    """Whether jax will take a GPU, told without starting it."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    if platforms:
+        return platforms.split(",")[0] in ("cuda", "gpu")
+    return Path("/dev/nvidiactl").exists()

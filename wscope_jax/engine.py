@@ -1,0 +1,337 @@
+"""Engine: a checkpoint, a policy and the machine, made ready to generate text from long prompts."""
+
+import dataclasses
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpy.typing as npt
+
+from wscope_jax import _ffi, cores, policies
+from wscope_jax.cache import InplaceKVCache
+from wscope_jax.compiled import Programs
+from wscope_jax.errors import UsageError
+from wscope_jax.generation import Generation, Result
+from wscope_jax.models import registry
+from wscope_jax.plan import plan
+from wscope_jax.policies import Policy, Resident, WriteScope
+from wscope_jax.programs import ModelPrograms
+from wscope_jax.roofline import Roofline
+from wscope_jax.sampling import Sampling, row_operands
+from wscope_jax.tokenizer import Tokenizer
+
+log = logging.getLogger(__name__)
+
+CALIBRATION_BYTES = 8 << 20  # per size: beyond the second-level cache, a few milliseconds
+
+Prompt = str | Sequence[int]
+Float32s = npt.NDArray[np.float32]
+
+
+class Engine:
+    """Generates from a model whose KV cache lives in four regions.
+
+    One engine serves one call at a time. Use it as a context manager, or `close` it.
+
+    Args:
+        model: see `models`.
+        policy: a name (see `policies.BY_NAME`, or "auto") or a policy.
+        window: D, one of 32, 64, 128, 256, 512.
+        host_memory: bytes for the host regions; None = as many as a call needs.
+        threads: CPU workers; None = what suits this machine.
+        eos_ids: ids that end a sequence.
+        tokenizer: for prompts that are text; None = token ids only.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        *,
+        policy: str | Policy = "auto",
+        window: int = 256,
+        host_memory: int | None = None,
+        threads: int | None = None,
+        eos_ids: frozenset[int] = frozenset(),
+        tokenizer: Tokenizer | None = None,
+    ) -> None:
+        self.model = model
+        self.window = window
+        self.host_memory = host_memory
+        self.tokenizer = tokenizer
+        self.eos_ids = eos_ids
+        self.dtype = str(model.embed(jnp.zeros(1, jnp.int32)).dtype)
+        self._programs = ModelPrograms(model, Programs())
+        if threads is not None and threads < 1:
+            raise UsageError(f"threads: expected at least 1, got {threads}")
+        _ffi.start_workers(cores.split(cores.available(), threads=threads).workers)
+        self.policy = policies.choose(policy) if isinstance(policy, str) else policy
+        if (
+            isinstance(self.policy, WriteScope)
+            and self.policy.share is None
+            and self.policy.roofline is None
+        ):
+            self.policy = dataclasses.replace(self.policy, roofline=self._calibrate())
+
+    @classmethod
+    def from_pretrained(
+        cls,
+        directory: str | Path,
+        *,
+        policy: str | Policy = "auto",
+        window: int = 256,
+        dtype: str | None = None,
+        gpu_memory: int | None = None,
+        host_memory: int | None = None,
+        threads: int | None = None,
+    ) -> "Engine":
+        """Reads a published checkpoint: config.json, *.safetensors and, if there is one, tokenizer.json.
+
+        Args:
+            directory: the checkpoint.
+            policy: see the class.
+            window: see the class.
+            dtype: "float32" or "bfloat16" for weights, activations and cache; None = the checkpoint's.
+            gpu_memory: budget on the device in bytes; not used on a machine without a GPU.
+            host_memory: see the class.
+            threads: see the class.
+
+        Raises:
+            CheckpointError: anything wrong with the checkpoint.
+            UsageError: an impossible argument.
+        """
+        del gpu_memory
+        config = registry.read_config(directory)
+        model = registry.load(directory, dtype)
+        return cls(
+            model,
+            policy=policy,
+            window=window,
+            host_memory=host_memory,
+            threads=threads,
+            eos_ids=frozenset(config.eos_token_ids),
+            tokenizer=Tokenizer.from_dir(directory, config.vocab_size),
+        )
+
+    # --- text -------------------------------------------------------------------------------------------------------
+
+    def stream(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        max_model_len: int | None = None,
+    ) -> Generation:
+        """Starts to generate; iterate over the events, or `close` what is returned.
+
+        Args:
+            prompts: texts or lists of token ids, one per row; lengths may differ.
+            sampling: settings for all rows, or one per row.
+            max_model_len: tokens that a row may hold; None = longest prompt + new tokens.
+
+        Raises:
+            UsageError: an empty prompt, an id out of range, text without a tokenizer.
+            CapacityError: the host regions cannot hold `max_model_len` tokens of each row.
+        """
+        ids = [self._ids(i, prompt) for i, prompt in enumerate(prompts)]
+        if not ids:
+            raise UsageError("prompts: expected at least one prompt, got none")
+        settings = sampling or Sampling()
+        samplings = [settings] * len(ids) if isinstance(settings, Sampling) else list(settings)
+        if len(samplings) != len(ids):
+            raise UsageError(
+                f"sampling: expected one setting for each of {len(ids)} prompts, got {len(samplings)}"
+            )
+        longest = max(map(len, ids))
+        max_len = max_model_len or max(
+            len(row) + setting.max_new_tokens for row, setting in zip(ids, samplings, strict=True)
+        )
+        if longest > max_len:
+            raise UsageError(
+                f"prompt: {longest} tokens exceed max_model_len={max_len}; shorten it or raise the limit"
+            )
+        self._warn_of_positions(max_len)
+        return Generation(
+            self._programs,
+            self._cache(len(ids), max_len),
+            ids,
+            samplings,
+            max_len=max_len,
+            eos_ids=self.eos_ids,
+            tokenizer=self.tokenizer,
+        )
+
+    def generate(
+        self,
+        prompts: Sequence[Prompt],
+        sampling: Sampling | Sequence[Sampling] | None = None,
+        *,
+        max_model_len: int | None = None,
+    ) -> Result:
+        """Generates to the end and returns all of it; arguments as for `stream`."""
+        generation = self.stream(prompts, sampling, max_model_len=max_model_len)
+        try:
+            for _ in generation:
+                pass
+        finally:
+            generation.close()
+        return generation.result
+
+    # --- logits -----------------------------------------------------------------------------------------------------
+
+    def score(self, ids: Any, prefill: int, *, max_model_len: int | None = None) -> Float32s:
+        """Logits of forced texts: prefills ids[..., :prefill] and decodes the rest token by token.
+
+        Args:
+            ids: integers [T] or [B, T].
+            prefill: P, 1 to T.
+            max_model_len: tokens that a row may hold; None = T.
+
+        Returns:
+            Float32 [T - P + 1, vocabulary], or [B, T - P + 1, vocabulary]: of positions P - 1 to T - 1.
+        """
+        ids_BT = self._id_array(ids)
+        batch, num_tokens = ids_BT.shape
+        if not 1 <= prefill <= num_tokens:
+            raise UsageError(
+                f"prefill: expected 1 to {num_tokens}, the number of tokens, got {prefill}"
+            )
+        max_len = max_model_len or num_tokens
+        if num_tokens > max_len:
+            raise UsageError(f"tokens: {num_tokens} tokens exceed max_model_len={max_len}")
+        rows = row_operands([Sampling()] * batch)
+        with self._cache(batch, max_len) as cache:
+            first = []
+            for row in range(batch):
+                x = self._programs.prefill(cache, row, ids_BT[row, :prefill].tolist())
+                first.append(np.asarray(self._programs.logits(x[prefill - 1 : prefill]))[0])
+            steps = [np.stack(first)]
+            for t in range(prefill, num_tokens):
+                _, logits = self._programs.step(cache, jnp.array(ids_BT[:, t]), rows)
+                steps.append(np.asarray(logits))
+        out = np.stack(steps, axis=1)
+        return out if np.ndim(ids) == 2 else out[0]
+
+    def logits(self, ids: Any) -> Float32s:
+        """Logits of every position, by the prefill path: float32 [B, T, vocabulary] of integers [B, T]."""
+        ids_BT = self._id_array(ids)
+        batch, num_tokens = ids_BT.shape
+        out = []
+        for row in range(batch):
+            with self._cache(1, num_tokens, policy=Resident()) as cache:
+                x = self._programs.prefill(cache, 0, ids_BT[row].tolist())
+                out.append(np.asarray(self._programs.logits(x))[:num_tokens])
+        return np.stack(out)
+
+    # --- inside -----------------------------------------------------------------------------------------------------
+
+    def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
+        policy = policy or self.policy
+        plan(
+            self.model.streams,
+            policy=policy,
+            batch=batch,
+            max_len=max_len,
+            window=self.window,
+            itemsize=jnp.dtype(self.dtype).itemsize,
+            host_memory=self.host_memory,
+        ).require_fit()
+        return InplaceKVCache(
+            self.model.streams,
+            policy=policy,
+            batch=batch,
+            max_len=max_len,
+            window=self.window,
+            dtype=self.dtype,
+            host_memory=self.host_memory,
+            programs=self._programs.programs,
+        )
+
+    def _ids(self, number: int, prompt: Prompt) -> list[int]:
+        if isinstance(prompt, str):
+            if self.tokenizer is None:
+                raise UsageError(
+                    "prompt: this checkpoint has no tokenizer.json; give token ids (--tokens F.npy)"
+                )
+            ids = self.tokenizer.encode(prompt)
+        else:
+            ids = [int(i) for i in prompt]
+        if not ids:
+            raise UsageError(f"prompt: prompt {number} is empty; give at least one token")
+        self._check_ids(np.asarray(ids), f"prompt {number}")
+        return ids
+
+    def _id_array(self, ids: Any) -> npt.NDArray[np.int32]:
+        array = np.asarray(ids)
+        if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
+            raise UsageError(
+                f"tokens: expected integers [T] or [B, T], at least one, got {array.dtype} {list(array.shape)}"
+            )
+        self._check_ids(array, "tokens")
+        return np.atleast_2d(array).astype(np.int32)
+
+    def _check_ids(self, ids: npt.NDArray[Any], what: str) -> None:
+        vocabulary = self.model.vocab_size
+        wrong = np.flatnonzero((ids.reshape(-1) < 0) | (ids.reshape(-1) >= vocabulary))
+        if len(wrong):
+            at = int(wrong[0])
+            raise UsageError(
+                f"tokens: id {int(ids.reshape(-1)[at])} at index {at} of {what} is outside the vocabulary, "
+                f"0 to {vocabulary - 1}; was it made with another tokenizer?"
+            )
+
+    def _warn_of_positions(self, max_len: int) -> None:
+        limit = self.model.config.max_positions
+        if limit is not None and max_len > limit:
+            log.warning(
+                "%d tokens exceed the %d positions that the model was made for; text beyond may degrade",
+                max_len,
+                limit,
+            )
+
+    def _calibrate(self) -> Roofline:
+        """Measures A, B and C_CPU with the real kernel and the real workers: the slope and the rest of two sizes."""
+        layout = self.model.streams[0][0].layout
+        itemsize = jnp.dtype(self.dtype).itemsize
+        entry_bytes = layout.entry_bytes(itemsize)
+        block_bytes = entry_bytes * self.window
+        few, many = (
+            max(1, CALIBRATION_BYTES // (8 * block_bytes)),
+            max(2, CALIBRATION_BYTES // block_bytes),
+        )
+
+        def kernel_s(num_blocks: int) -> float:
+            return 1e-9 * _ffi.time_attention(
+                self.model.config.num_q_heads,
+                layout.num_kv_heads,
+                layout.key_dim,
+                layout.value_dim,
+                layout.value_in_key,
+                self.window,
+                self.dtype,
+                num_blocks,
+            )
+
+        short, long = kernel_s(few), kernel_s(many)
+        slope = max((long - short) / ((many - few) * self.window), 1e-12)
+        copy_s = 1e-9 * _ffi.time_copy(CALIBRATION_BYTES) / CALIBRATION_BYTES * entry_bytes
+        return Roofline(
+            cpu_s_per_entry=slope,
+            link_s_per_entry=max(copy_s, 1e-12),
+            cpu_fixed_s=max(0.0, short - slope * few * self.window),
+            link_fixed_s=0.0,
+        )
+
+    def close(self) -> None:
+        """Stops what the engine started; compiled programs are dropped with it."""
+        jax.effects_barrier()
+        self._programs.programs.close()
+
+    def __enter__(self) -> "Engine":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

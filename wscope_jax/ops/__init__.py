@@ -1,0 +1,1 @@
+"""Kernels as pure functions of arrays that give a `Partial`, and the calls that move bytes."""

@@ -1,0 +1,138 @@
+"""The seam to the C++ side: every movement of bytes and the attention of the CPU, as XLA custom calls.
+
+Each target has one name and one registration per platform, so the traced program is the same everywhere. The calls
+have side effects that XLA cannot see; what orders them is `order`, one int32 that is aliased through all of them,
+and the activations that are threaded through as in-place aliases (docs/architecture.md, "The seam").
+"""
+
+from typing import Final
+
+import jax
+import numpy as np
+from jaxtyping import Array, Float, Int32
+
+from wscope_jax.layout import EntryLayout
+from wscope_jax.partial import Partial
+
+try:
+    from wscope_jax import _ffi
+except ImportError as error:  # a source tree without its compiled module
+    raise ImportError(
+        "wscope_jax._ffi: the compiled module is missing or does not fit this Python "
+        f"({error}); install the project with `make install` or `pip install -e .`"
+    ) from error
+
+STEP_BEGIN: Final = "wscope_step_begin"
+HOST_START: Final = "wscope_host_start"
+HOST_FINISH: Final = "wscope_host_finish"
+LOAD: Final = "wscope_load"
+STORE: Final = "wscope_store"
+
+for _name, _capsule in _ffi.registrations().items():
+    jax.ffi.register_ffi_target(_name, _capsule, platform="cpu")
+
+
+def _like(array: Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+
+
+def step_begin(order: Int32[Array, ""], *, engine: int) -> Int32[Array, ""]:
+    """Makes the oldest pushed plan current; fails if the plan before it was not used up."""
+    call = jax.ffi.ffi_call(
+        STEP_BEGIN, _like(order), has_side_effect=True, input_output_aliases={0: 0}
+    )
+    return call(order, engine=np.int32(engine))
+
+
+def host_start(
+    q: Float[Array, "B H K"],
+    order: Int32[Array, ""],
+    *,
+    layout: EntryLayout,
+    block: int,
+    scale: float,
+    storage: str,
+    engine: int,
+) -> tuple[Float[Array, "B H K"], Int32[Array, ""]]:
+    """Starts the plan's next host job: the CPU attends to UNPINNED blocks with these queries.
+
+    Returns at once. Use the returned q for the work that goes on meanwhile, so that XLA keeps it behind the start.
+    """
+    call = jax.ffi.ffi_call(
+        HOST_START,
+        (_like(q), _like(order)),
+        has_side_effect=True,
+        input_output_aliases={0: 0, 1: 1},
+    )
+    return call(
+        q,
+        order,
+        engine=np.int32(engine),
+        num_kv_heads=np.int32(layout.num_kv_heads),
+        key_dim=np.int32(layout.key_dim),
+        value_dim=np.int32(layout.value_dim),
+        value_in_key=np.int32(layout.value_in_key),
+        block=np.int32(block),
+        scale=np.float32(scale),
+        storage=storage,
+    )
+
+
+def host_finish(
+    window: Partial, streamed: Partial, order: Int32[Array, ""], *, engine: int
+) -> tuple[Partial, Partial, Partial, Int32[Array, ""]]:
+    """Waits for the oldest open host job.
+
+    The partials of the other regions go in and come out as aliases: that keeps their computation before the wait.
+
+    Returns:
+        The window's and the streamed partial, the host's partial, and the order.
+    """
+    operands = (window.o, window.lse, streamed.o, streamed.lse, order)
+    results = (*map(_like, operands), _like(window.o), _like(window.lse))
+    call = jax.ffi.ffi_call(
+        HOST_FINISH,
+        results,
+        has_side_effect=True,
+        input_output_aliases={i: i for i in range(len(operands))},
+    )
+    w_o, w_lse, s_o, s_lse, order, o, lse = call(*operands, engine=np.int32(engine))
+    return Partial(w_o, w_lse), Partial(s_o, s_lse), Partial(o, lse), order
+
+
+def load(
+    slots: Float[Array, "2 C G E"],
+    after: Float[Array, "..."],
+    order: Int32[Array, ""],
+    *,
+    engine: int,
+) -> tuple[Float[Array, "2 C G E"], Float[Array, "..."], Int32[Array, ""]]:
+    """Brings the plan's next chunk of PINNED slots into one of the two PING-PONG slots, in place.
+
+    Args:
+        slots: the PING-PONG region.
+        after: float32 result of the attention over the chunk before; puts this call behind it.
+        order: see the module.
+        engine: id of the step queue.
+    """
+    operands = (slots, after, order)
+    call = jax.ffi.ffi_call(
+        LOAD,
+        tuple(map(_like, operands)),
+        has_side_effect=True,
+        input_output_aliases={0: 0, 1: 1, 2: 2},
+    )
+    slots, after, order = call(*operands, engine=np.int32(engine))
+    return slots, after, order
+
+
+def store(
+    blocks: Float[Array, "n G E"], order: Int32[Array, ""], *, engine: int
+) -> Int32[Array, ""]:
+    """Sends packed blocks to the slots that the plan's next store names; what it does not name stays.
+
+    When the call has returned, `blocks` belongs to XLA again; the bytes are in their slots when the queue's
+    `completed` counter has passed the store's ticket.
+    """
+    call = jax.ffi.ffi_call(STORE, _like(order), has_side_effect=True, input_output_aliases={1: 0})
+    return call(blocks, order, engine=np.int32(engine))

@@ -1,0 +1,95 @@
+"""The PINNED region: chunks of it pass through the two PING-PONG slots and are attended there."""
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from wscope_jax.layout import EntryLayout, unpack
+from wscope_jax.ops import host
+from wscope_jax.ops.reference import masked_attention
+from wscope_jax.partial import Partial, empty_partial, merge
+
+
+def attend_chunk(
+    q: Float[Array, "B H K"],
+    chunk: Float[Array, "C G E"],
+    owner: Int32[Array, " C"],
+    *,
+    layout: EntryLayout,
+    block: int,
+    scale: float,
+) -> Partial:
+    """Attention of each row over the blocks of one chunk that it owns.
+
+    Args:
+        q: one query token per row.
+        chunk: C blocks in row order; slots that nobody owns may hold anything.
+        owner: row of each block; outside [0, B) = nobody.
+        layout: shape of an entry.
+        block: D.
+        scale: applied to the scores in float32.
+
+    Returns:
+        Partial [B, H, V]. Block partials are joined per row by a one-hot contraction, so equal inputs give equal bits.
+    """
+    num_rows = q.shape[0]
+    is_owned = (owner >= 0) & (owner < num_rows)
+    key, value = unpack(chunk, layout, block)
+    mask = jnp.broadcast_to(is_owned[:, None], (owner.shape[0], block))
+    part = masked_attention(q[jnp.clip(owner, 0, num_rows - 1)], key, value, mask, scale=scale)
+    owns_CB = owner[:, None] == jnp.arange(num_rows)[None, :]
+    lse_CBH = jnp.where(owns_CB[:, :, None], part.lse[:, None, :], -jnp.inf)
+    top_BH = lse_CBH.max(0)
+    base_BH = jnp.where(jnp.isneginf(top_BH), 0.0, top_BH)
+    weight_CBH = jnp.exp(lse_CBH - base_BH)
+    total_BH = weight_CBH.sum(0)
+    o_BHV = jnp.einsum("cbh,chv->bhv", weight_CBH, part.o, precision=jax.lax.Precision.HIGHEST)
+    safe_BH = jnp.where(total_BH == 0, 1.0, total_BH)
+    lse_BH = jnp.where(total_BH == 0, -jnp.inf, base_BH + jnp.log(safe_BH))
+    return Partial(o=o_BHV / safe_BH[..., None], lse=lse_BH)
+
+
+def streamed_attention(
+    q: Float[Array, "B H K"],
+    slots: Float[Array, "2 C G E"],
+    owner: Int32[Array, "turns C"],
+    order: Int32[Array, ""],
+    *,
+    turn: int,
+    layout: EntryLayout,
+    block: int,
+    scale: float,
+    engine: int,
+) -> tuple[Partial, Float[Array, "2 C G E"], Int32[Array, ""]]:
+    """Attention over the PINNED blocks of one layer, chunk by chunk.
+
+    The number of turns is the static length of a scan: a loop of unknown length would make the host wait for the
+    device at every turn.
+
+    Args:
+        q: one query token per row.
+        slots: PING-PONG region; overwritten in place.
+        owner: row of each slot in each turn.
+        order: see `ops.host`.
+        turn: turns made before in this program; the parity says which slot the first chunk goes to.
+        layout: shape of an entry.
+        block: D.
+        scale: applied to the scores in float32.
+        engine: id of the step queue.
+    """
+    num_turns = owner.shape[0]
+
+    def take_turn(
+        carry: tuple[Partial, Array, Array], turn_of: tuple[Array, Array]
+    ) -> tuple[tuple[Partial, Array, Array], None]:
+        so_far, slots, order = carry
+        index, owner_C = turn_of
+        slots, lse, order = host.load(slots, so_far.lse, order, engine=engine)
+        chunk = jax.lax.dynamic_index_in_dim(slots, index, keepdims=False)
+        part = attend_chunk(q, chunk, owner_C, layout=layout, block=block, scale=scale)
+        return (merge(Partial(so_far.o, lse), part), slots, order), None
+
+    start = empty_partial(q.shape[0], q.shape[1], layout.value_dim)
+    parity = (turn + jnp.arange(num_turns, dtype=jnp.int32)) % 2
+    (part, slots, order), _ = jax.lax.scan(take_turn, (start, slots, order), (parity, owner))
+    return part, slots, order

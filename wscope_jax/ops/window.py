@@ -1,0 +1,71 @@
+"""The WINDOW region: rings of the newest entries, on the device."""
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int32
+
+from wscope_jax.layout import Entries, EntryLayout
+from wscope_jax.ops.reference import masked_attention
+from wscope_jax.partial import Partial
+from wscope_jax.views import Rings
+
+
+def append(rings: Rings, entries: Entries, length: Int32[Array, " B"]) -> Rings:
+    """Writes one new entry per row at ring index `length % capacity`, in place when the rings are donated."""
+    rows = jnp.arange(length.shape[0])
+    at = length % rings.key.shape[1]
+    key = rings.key.at[rows, at].set(entries.key.astype(rings.key.dtype))
+    if rings.value is None:
+        return Rings(key, None)
+    assert entries.value is not None
+    return Rings(key, rings.value.at[rows, at].set(entries.value.astype(rings.value.dtype)))
+
+
+def fill(
+    rings: Rings,
+    entries: Entries,
+    row: Int32[Array, ""],
+    start: Int32[Array, ""],
+    length: Int32[Array, ""],
+) -> Rings:
+    """Writes entries start .. length - 1 of a prompt into the ring of one row; the rest of the ring is zeroed."""
+    capacity = rings.key.shape[1]
+    # Ring index j holds the one entry e >= start with e % capacity == j.
+    entry = start + (jnp.arange(capacity) - start) % capacity
+    is_written = (entry < length)[:, None, None]
+    source = jnp.clip(entry, 0, entries.key.shape[0] - 1)
+
+    def put(ring: Array, new: Array) -> Array:
+        values = jnp.where(is_written, new[source].astype(ring.dtype), 0)
+        return ring.at[row].set(values)
+
+    if rings.value is None:
+        return Rings(put(rings.key, entries.key), None)
+    assert entries.value is not None
+    return Rings(put(rings.key, entries.key), put(rings.value, entries.value))
+
+
+def oldest_block(
+    rings: Rings, row: Int32[Array, ""], start: Int32[Array, ""], block: int
+) -> Entries:
+    """Entries start .. start + block - 1 of one row, oldest first: what an eviction takes."""
+    at = (start + jnp.arange(block)) % rings.key.shape[1]
+    value = None if rings.value is None else rings.value[row, at]
+    return Entries(rings.key[row, at], value)
+
+
+def window_attention(
+    q: Float[Array, "B H K"],
+    rings: Rings,
+    start: Int32[Array, " B"],
+    end: Int32[Array, " B"],
+    *,
+    layout: EntryLayout,
+    scale: float,
+) -> Partial:
+    """Attention over the entries start .. end - 1 that the window of each row answers for."""
+    capacity = rings.key.shape[1]
+    offset = (jnp.arange(capacity)[None, :] - start[:, None]) % capacity
+    mask = offset < (end - start)[:, None]
+    key = rings.key.swapaxes(1, 2)
+    value = key[..., : layout.value_dim] if rings.value is None else rings.value.swapaxes(1, 2)
+    return masked_attention(q, key, value, mask, scale=scale)

@@ -1,0 +1,54 @@
+"""Partial attention results over disjoint sets of entries, and the one function that joins them."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+from jaxtyping import Array, Float
+
+
+class Partial(NamedTuple):
+    """Attention of some queries over some entries.
+
+    Attributes:
+        o: [..., H, V] float32, normalised output; zero for an empty set.
+        lse: [..., H] float32, natural logarithm of the sum of exponentials; -inf for an empty set.
+    """
+
+    o: Float[Array, "*B H V"]
+    lse: Float[Array, "*B H"]
+
+
+def empty_partial(batch: int, num_heads: int, value_dim: int) -> Partial:
+    """The partial of no entries at all: the neutral element of `merge`."""
+    return Partial(
+        o=jnp.zeros((batch, num_heads, value_dim), jnp.float32),
+        lse=jnp.full((batch, num_heads), -jnp.inf, jnp.float32),
+    )
+
+
+def merge(*partials: Partial) -> Partial:
+    """Attention over the union of disjoint sets of entries, from the partial of each.
+
+    The order of the arguments fixes the order of the sums, so equal inputs give equal bits. Empty partials
+    drop out; the union of empty sets is the empty partial, never a NaN.
+
+    Source: the log-sum-exp merge of the paper's sequence-dimension split.
+    """
+    top = partials[0].lse
+    for part in partials[1:]:
+        top = jnp.maximum(top, part.lse)
+    # -inf minus -inf is a NaN: where every set is empty, subtract zero instead.
+    base = jnp.where(jnp.isneginf(top), jnp.zeros_like(top), top)
+    total = jnp.zeros_like(top)
+    o = jnp.zeros_like(partials[0].o)
+    for part in partials:
+        weight = jnp.exp(part.lse - base)
+        total = total + weight
+        o = o + weight[..., None] * part.o
+    is_empty = total == 0
+    o = jnp.where(
+        is_empty[..., None], jnp.zeros_like(o), o / jnp.where(is_empty, 1.0, total)[..., None]
+    )
+    return Partial(
+        o=o, lse=jnp.where(is_empty, -jnp.inf, base + jnp.log(jnp.where(is_empty, 1.0, total)))
+    )

@@ -1,0 +1,60 @@
+"""WriteScope: CPU and link work at once, and each full block goes where the roofline model says."""
+
+import dataclasses
+
+from wscope_jax.layout import Region
+from wscope_jax.placement import Occupancy
+from wscope_jax.roofline import Roofline, StepTiming
+from wscope_jax.schedules import IN_ORDER, Schedule
+
+
+@dataclasses.dataclass(frozen=True)
+class WriteScope:
+    """Write-time routing by a share r that is fed back by measurement, or fixed.
+
+    Attributes:
+        share: r in [0, 1], or None to take it from the roofline model.
+        roofline: measured costs of CPU and link; updated by `observe`.
+        schedule: how a step is chained.
+
+    Source: the paper's batched write-time routing and equation 2.
+    """
+
+    share: float | None = None
+    roofline: Roofline | None = None
+    schedule: Schedule = IN_ORDER
+    name: str = "write_scope"
+    exact: bool = True
+    uses_host: bool = True
+    uses_link: bool = True
+
+    def __post_init__(self) -> None:
+        if self.share is not None and not 0 <= self.share <= 1:
+            raise ValueError(f"share: expected a number from 0 to 1, got {self.share}")
+
+    def cpu_share(self, num_placed: int) -> float:
+        """The fixed share, or equation 2; one half while nothing was measured."""
+        if self.share is not None:
+            return self.share
+        return 0.5 if self.roofline is None else self.roofline.cpu_share(num_placed)
+
+    def route(self, occupancy: Occupancy) -> Region | None:
+        """UNPINNED while the batch's share is below r, but no row's own share leaves r by more than a block."""
+        r = self.cpu_share((occupancy.batch_blocks + 1) * occupancy.block)
+        wanted = (
+            Region.UNPINNED
+            if occupancy.batch_unpinned < r * (occupancy.batch_blocks + 1)
+            else Region.PINNED
+        )
+        row_target = r * (occupancy.row_blocks + 1)
+        if occupancy.row_unpinned + 1 > row_target + 1:
+            wanted = Region.PINNED
+        elif occupancy.row_unpinned < row_target - 1:
+            wanted = Region.UNPINNED
+        return occupancy.fits(wanted)
+
+    def observe(self, timing: StepTiming) -> "WriteScope":
+        """Feeds a step's timing back into the roofline model, unless the share is fixed."""
+        if self.share is not None or self.roofline is None:
+            return self
+        return dataclasses.replace(self, roofline=self.roofline.observe(timing))

@@ -1,0 +1,77 @@
+"""Host memory of the two placed regions: address space for everything, pages committed ahead of need."""
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Final
+
+from wscope_jax import _ffi
+from wscope_jax.layout import Region
+from wscope_jax.placement import HOST_REGIONS, Placement
+
+COMMIT_BYTES: Final = (
+    64 << 20
+)  # pages committed at a time: large enough for huge pages, small beside any budget
+
+
+class HostPools:
+    """The pools of UNPINNED and PINNED, `[layer][slot][one block]` each.
+
+    Args:
+        num_layers: layers that store blocks.
+        block_bytes: bytes of one block of one layer.
+        max_slots: slots that both regions together may commit.
+    """
+
+    def __init__(self, num_layers: int, block_bytes: int, max_slots: int) -> None:
+        self.slot_bytes = num_layers * block_bytes
+        self.max_slots = max_slots
+        self._step = max(1, COMMIT_BYTES // self.slot_bytes)
+        self._pools = {
+            region: _ffi.Pool(num_layers, max(1, max_slots), block_bytes) for region in HOST_REGIONS
+        }
+        self._refused: dict[Region, str] = {}
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-commit")
+        self._pending: dict[Region, Future[None]] = {}
+
+    def id(self, region: Region) -> int:
+        """Number of the region's pool in plans."""
+        return self._pools[region].id
+
+    def pool(self, region: Region) -> _ffi.Pool:
+        """The region's memory."""
+        return self._pools[region]
+
+    def has_room(self, region: Region, placement: Placement) -> bool:
+        """Whether one more block can go to `region`: by the budget, and by the memory that the machine gives."""
+        if not placement.has_room(region):
+            return False
+        slots = placement.slot_lists[region]
+        return slots.num_free > 0 or self._commit(region, slots.num_used + 1, placement)
+
+    def refusal(self, region: Region) -> str | None:
+        """Why the machine gave no memory for `region`, if it did not."""
+        return self._refused.get(region)
+
+    def _commit(self, region: Region, num_slots: int, placement: Placement) -> bool:
+        pool = self._pools[region]
+        pending = self._pending.pop(region, None)
+        if pending is not None and (not pending.done() or pool.committed < num_slots):
+            pending.exception()  # wait; a refusal shows below as a pool that is still too small
+        others = sum(s.num_used for r, s in placement.slot_lists.items() if r is not region)
+        limit = self.max_slots - others
+        if pool.committed < num_slots:
+            try:
+                pool.commit(min(limit, max(num_slots, pool.committed + self._step)))
+            except MemoryError as error:
+                self._refused[region] = str(error)
+                return False
+        spare = self.max_slots - sum(p.committed for p in self._pools.values())
+        if spare > 0 and pool.committed - num_slots < self._step // 2:
+            target = pool.committed + min(spare, self._step)
+            self._pending[region] = self._executor.submit(pool.commit, target)
+        return True
+
+    def close(self) -> None:
+        """Frees the memory. Nothing may be reading or writing it."""
+        self._executor.shutdown(cancel_futures=True)
+        for pool in self._pools.values():
+            pool.close()

@@ -1,0 +1,199 @@
+"""The jitted programs of the engine: a decode step, one layer of a prefill, and what stands before and after.
+
+Weights travel as flat lists of arrays, split from their module once: flattening a module at every call would cost
+more than a small step.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+from wscope_jax.attend import attend_prompt
+from wscope_jax.cache import InplaceKVCache
+from wscope_jax.compiled import Programs
+from wscope_jax.sampling import RowSampling, sample
+from wscope_jax.schedules import Schedule
+from wscope_jax.step_plan import turn_bucket
+from wscope_jax.views import View, Views
+
+Leaves = list[jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Split:
+    """A module taken apart: arrays, and how to put them together again."""
+
+    leaves: Leaves
+    treedef: Any
+    graphdef: Any
+
+    @classmethod
+    def of(cls, module: nnx.Module) -> "Split":
+        """Splits a module; the arrays are not copied."""
+        graphdef, state = nnx.split(module)
+        leaves, treedef = jax.tree.flatten(state)
+        return cls(leaves, treedef, graphdef)
+
+    def join(self, leaves: Leaves) -> Any:
+        """The module with `leaves` in place of its arrays."""
+        return nnx.merge(self.graphdef, jax.tree.unflatten(self.treedef, leaves))
+
+
+class ModelPrograms:
+    """Compiled programs of one model.
+
+    Args:
+        model: see `models`.
+        programs: where compiled programs are kept and counted.
+    """
+
+    def __init__(self, model: Any, programs: Programs) -> None:
+        self.programs = programs
+        self.num_layers: int = model.num_layers
+        self._model = Split.of(model)
+        self._layers = [Split.of(layer) for layer in model.layers]
+        self._kinds = [model.layer_kind(i) for i in range(model.num_layers)]
+
+    # --- decode -----------------------------------------------------------------------------------------------------
+
+    def step(
+        self, cache: InplaceKVCache, ids: jax.Array, rows: RowSampling
+    ) -> tuple[jax.Array, jax.Array]:
+        """One decode step of the cache's active rows.
+
+        Args:
+            cache: the cache.
+            ids: int32 [B], the token that each row feeds.
+            rows: sampling settings of each row.
+
+        Returns:
+            The next tokens int32 [B] and logits float32 [B, vocabulary].
+        """
+
+        def run(views: Views) -> tuple[Views, tuple[jax.Array, jax.Array]]:
+            step = self._step_program(cache, ids, rows)
+            views, tokens, logits = step(self._model.leaves, ids, views, rows)
+            return views, (tokens, logits)
+
+        return cache.step(run)
+
+    def compile_step(self, cache: InplaceKVCache, rows: RowSampling) -> None:
+        """Compiles what decoding needs first: the step, its next larger form on a thread, and the eviction."""
+        cache.prepare_step()
+        ids = jax.ShapeDtypeStruct((cache.batch,), jnp.int32)
+        self._step_program(cache, ids, rows)
+        cache.compile_evict()
+
+    def _step_program(self, cache: InplaceKVCache, ids: Any, rows: RowSampling) -> Any:
+        turns, most = cache.num_turns, cache.most_turns
+        program = self._get_step(cache, ids, rows, turns)
+        if turns < most and 4 * cache.num_chunks >= 3 * turns:
+            self._get_step(cache, ids, rows, turn_bucket(turns + 1), ahead=True)
+        return program
+
+    def _get_step(
+        self, cache: InplaceKVCache, ids: Any, rows: RowSampling, turns: int, *, ahead: bool = False
+    ) -> Any:
+        views = cache.views
+        owner = jax.ShapeDtypeStruct((turns, cache.slots_per_chunk), jnp.int32)
+        views = dataclasses.replace(views, shared=views.shared._replace(owner=owner))
+        schedule = cache.policy.schedule
+        key = ("step", cache.spec, cache.batch, cache.slots_per_chunk, turns, schedule)
+        fn = functools.partial(_decode_step, model=self._model, schedule=schedule)
+        args = (self._model.leaves, ids, views, rows)
+        get = self.programs.prepare if ahead else self.programs.get
+        return get(key, fn, args, donate=(2,))
+
+    # --- prefill ----------------------------------------------------------------------------------------------------
+
+    def prefill(self, cache: InplaceKVCache, row: int, ids: list[int]) -> jax.Array:
+        """Runs a prompt through all layers and writes its entries home; returns the last layer's output.
+
+        Args:
+            cache: the cache.
+            row: an empty row of it.
+            ids: the prompt.
+
+        Returns:
+            [T, M]: T is the prompt's length rounded up to a bucket; rows beyond the prompt are padding.
+        """
+        cache.begin_prompt(row, len(ids))
+        padded = cache.block * turn_bucket(-(-len(ids) // cache.block))
+        x = self._embed(jnp.array(ids + [0] * (padded - len(ids)), jnp.int32))
+        index, length = jnp.int32(row), jnp.int32(len(ids))
+        for i in range(self.num_layers):
+            x = cache.write_prompt(
+                row, (i,), functools.partial(self._prefill_layer, i, x, index, length, cache.batch)
+            )
+        cache.end_prompt(row)
+        return x
+
+    def _prefill_layer(
+        self, i: int, x: jax.Array, row: jax.Array, length: jax.Array, batch: int, views: Views
+    ) -> tuple[Views, jax.Array]:
+        layer = self._layers[i]
+        # The plan names the layer, so layers of one kind share a program.
+        key = (
+            "prefill",
+            self._kinds[i],
+            views.spec,
+            batch,
+            x.shape,
+            views.shared.slots.shape,
+            views.shared.owner.shape,
+        )
+        fn = functools.partial(_prefill_layer, layer=layer)
+        view, x = self.programs.call(
+            key, fn, (layer.leaves, x, views[i], row, length), donate=(1, 2)
+        )
+        return views.put(i, view), x
+
+    def _embed(self, ids: jax.Array) -> jax.Array:
+        fn = functools.partial(_embed, model=self._model)
+        return self.programs.call(("embed", ids.shape), fn, (self._model.leaves, ids))
+
+    def logits(self, x: jax.Array) -> jax.Array:
+        """Float32 logits [N, vocabulary] of the last layer's output [N, M]."""
+        fn = functools.partial(_logits, model=self._model)
+        return self.programs.call(("logits", x.shape), fn, (self._model.leaves, x))
+
+    def sample(self, logits: jax.Array, rows: RowSampling, positions: jax.Array) -> jax.Array:
+        """Next token of each row from its logits [B, vocabulary], at positions int32 [B]."""
+        return self.programs.call(("sample", logits.shape), sample, (logits, rows, positions))
+
+
+def _decode_step(
+    leaves: Leaves,
+    ids: jax.Array,
+    views: Views,
+    rows: RowSampling,
+    *,
+    model: Split,
+    schedule: Schedule,
+) -> tuple[Views, jax.Array, jax.Array]:
+    logits, views = schedule(model.join(leaves), ids, views)
+    return views, sample(logits, rows, views.positions), logits
+
+
+def _prefill_layer(
+    leaves: Leaves, x: jax.Array, view: View, row: jax.Array, length: jax.Array, *, layer: Split
+) -> tuple[View, jax.Array]:
+    module = layer.join(leaves)
+    if view.spec.has_calls:
+        view = view.begin()
+    positions = jnp.arange(x.shape[0], dtype=jnp.int32)
+    new = module.project(x, positions, None)
+    o, view = attend_prompt(new.q, new.entries[0], view, row=row, length=length, scale=module.scale)
+    return view, module.finish(x, o, positions < length)
+
+
+def _embed(leaves: Leaves, ids: jax.Array, *, model: Split) -> jax.Array:
+    return model.join(leaves).embed(ids)
+
+
+def _logits(leaves: Leaves, x: jax.Array, *, model: Split) -> jax.Array:
+    return model.join(leaves).logits(x)
