@@ -24,7 +24,7 @@ struct AttentionShape {
   float scale = 1.0f;  // Applied in float32 to the scores, never to q.
 
   int group() const { return num_q_heads / num_kv_heads; }
-  int64_t stored_dim() const { return key_dim + (value_in_key ? 0 : value_dim); }
+  int64_t stored_dim() const { return int64_t{key_dim} + (value_in_key ? 0 : value_dim); }
   int64_t head_bytes() const { return block * stored_dim() * ItemBytes(storage); }
   int64_t block_bytes() const { return num_kv_heads * head_bytes(); }
 };

@@ -10,12 +10,15 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
+// As many stores as prefill lets be under way.
+constexpr size_t kMaxSpare = 2;
+
 std::chrono::steady_clock::time_point At(int64_t deadline_ns) {
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
 }
 
 void Move(const StagedStore& store) {
-  const uint8_t* from = store.bytes.get();
+  const uint8_t* from = store.staging.bytes.get();
   for (const StagedStore::Destination& to : store.destinations) {
     std::memcpy(to.pool->Block(to.layer, to.slot), from, store.block_bytes);
     from += store.block_bytes;
@@ -59,13 +62,40 @@ void Mover::Loop(State& state) {
     if (delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
     Move(store);
     const int64_t bytes = store.size();
-    store = {};
+    StagingBuffer emptied = std::move(store.staging);
+    store = {};  // Lets go of the pools, without the lock.
     lock.lock();
+    if (emptied.capacity > 0 && state.spare.size() < kMaxSpare) {
+      state.spare.push_back(std::move(emptied));
+    }
     state.staged -= bytes > 0 ? 1 : 0;
     state.staged_bytes -= bytes;
     ++state.completed;
     state.changed.notify_all();
   }
+}
+
+StagingBuffer Mover::TakeBuffer(int64_t num_bytes) {
+  std::vector<StagingBuffer> unfit;  // Freed without the lock.
+  StagingBuffer buffer;
+  {
+    const Lock lock(state_->mutex);
+    std::vector<StagingBuffer>& spare = state_->spare;
+    const auto fits = std::find_if(spare.begin(), spare.end(), [&](const StagingBuffer& kept) {
+      return kept.capacity >= num_bytes && kept.capacity / 2 <= num_bytes;
+    });
+    if (fits != spare.end()) {
+      buffer = std::move(*fits);
+      spare.erase(fits);
+    } else {
+      unfit.swap(spare);  // Stores have another size now: prefill is over, or has begun.
+    }
+  }
+  if (buffer.capacity == 0) {
+    buffer.bytes.reset(new uint8_t[num_bytes]);
+    buffer.capacity = num_bytes;
+  }
+  return buffer;
 }
 
 void Mover::Enqueue(StagedStore store) {

@@ -15,6 +15,13 @@
 
 namespace wscope {
 
+// Memory for the blocks of one store. Fresh pages cost five times the copy that fills them, so the
+// mover keeps what it has emptied for the next store of about the same size.
+struct StagingBuffer {
+  std::unique_ptr<uint8_t[]> bytes;
+  int64_t capacity = 0;
+};
+
 // Library-owned copy of the blocks of one store, and where they go. Holding the pools keeps them
 // alive until the bytes are in place.
 struct StagedStore {
@@ -26,7 +33,7 @@ struct StagedStore {
 
   int64_t block_bytes = 0;
   std::vector<Destination> destinations;
-  std::unique_ptr<uint8_t[]> bytes;  // [destinations, block_bytes]
+  StagingBuffer staging;  // [destinations, block_bytes]
 
   int64_t size() const { return block_bytes * static_cast<int64_t>(destinations.size()); }
 };
@@ -41,6 +48,8 @@ class Mover {
   Mover(const Mover&) = delete;
   Mover& operator=(const Mover&) = delete;
 
+  // A buffer of at least so many bytes, for a store. Throws std::bad_alloc.
+  StagingBuffer TakeBuffer(int64_t num_bytes);
   void Enqueue(StagedStore store);
 
   // True when `completed` has reached `ticket`; false after the time or after Interrupt().
@@ -65,6 +74,7 @@ class Mover {
     mutable std::mutex mutex;
     std::condition_variable changed;
     std::deque<StagedStore> stores;
+    std::vector<StagingBuffer> spare;  // Emptied, at most kMaxSpare.
     int64_t enqueued = 0;
     int64_t completed = 0;
     int staged = 0;

@@ -234,10 +234,10 @@ Status StepQueue::Store(const uint8_t* blocks, int64_t num_blocks, int64_t block
   StagedStore staged;
   staged.block_bytes = block_bytes;
   if (!store.moves.empty()) {
-    staged.bytes.reset(new uint8_t[block_bytes * store.moves.size()]);
+    staged.staging = mover_.TakeBuffer(block_bytes * static_cast<int64_t>(store.moves.size()));
     staged.destinations.reserve(store.moves.size());
   }
-  uint8_t* to = staged.bytes.get();
+  uint8_t* to = staged.staging.bytes.get();
   for (Plan::Move& move : store.moves) {
     std::memcpy(to, blocks + move.block * block_bytes, block_bytes);
     to += block_bytes;
@@ -280,7 +280,7 @@ bool StepQueue::Close(int64_t deadline_ns) {
     closed_ = true;
     pushed_.clear();
     step_.reset();
-    open.swap(open_jobs_);
+    open = open_jobs_;
   }
   mover_.Interrupt();
   bool drained = true;

@@ -72,7 +72,6 @@ class StepQueue {
   Status Usable() const;
   Status NothingLeft(const char* call) const;
   void EndIfUsedUp();
-  Status StartCheckedJob(const AttentionShape& shape, const void* q, Storage q_storage);
 
   const Creator creator_;
   Mover mover_;

@@ -23,13 +23,19 @@ DType = np.dtype[Any]
 
 def multiply(x: Float[Array, "N I"], weight: Float[Array, "O I"]) -> Float[Array, "N O"]:
     """The product of each row of `x` with each row of `weight`, in float32."""
-    return jnp.einsum(
+    num = x.shape[0]
+    if num == 1 and x.dtype == jnp.bfloat16:
+        # XLA:CPU multiplies bfloat16 matrices as they are, but makes a float32 copy of the whole
+        # matrix to multiply it with a single vector (20 times slower).
+        x = jnp.pad(x, ((0, 1), (0, 0)))
+    y_NO = jnp.einsum(
         "ni,oi->no",
         x,
         weight,
         precision=jax.lax.Precision.HIGHEST,
         preferred_element_type=jnp.float32,
     )
+    return y_NO[:num]
 
 
 class RMSNorm(nnx.Module):

@@ -85,14 +85,12 @@ class Decoder(nnx.Module):
 
     def layer_kind(self, layer: int) -> str:
         """Name of the layers that share a compiled program with layer `layer`."""
-        return self.layers[layer].kind
+        return str(self.layers[layer].kind)
 
     def scale(self, layer: int) -> float:
         """Softmax scale of layer `layer`."""
-        return self.layers[layer].scale
+        return float(self.layers[layer].scale)
 
-    def __call__(
-        self, ids: Int32[Array, " B"], views: Views
-    ) -> tuple[Float[Array, "B O"], Views]:
+    def __call__(self, ids: Int32[Array, " B"], views: Views) -> tuple[Float[Array, "B O"], Views]:
         """One decode step in the plain order: float32 logits and the views after it."""
         return InOrder()(self, ids, views)

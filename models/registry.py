@@ -125,8 +125,9 @@ def random(config: ModelConfig, seed: int, dtype: str) -> Decoder:
     def draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
         if len(leaf.shape) == 1:  # norms and biases
             return jnp.ones(leaf.shape, leaf.dtype)
-        scale = leaf.shape[-1] ** -0.5
-        return (jax.random.normal(key, leaf.shape) * scale).astype(leaf.dtype)
+        scale = jnp.asarray(float(leaf.shape[-1]) ** -0.5, leaf.dtype)
+        drawn: jax.Array = jax.random.normal(key, leaf.shape, leaf.dtype) * scale
+        return drawn
 
     drawn = [draw(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
     return nnx.merge(graphdef, jax.tree.unflatten(tree, drawn))

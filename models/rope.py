@@ -5,7 +5,7 @@ The frequencies are computed once, in float64, when a program is traced; the ang
 
 import dataclasses
 import math
-from typing import Final
+from typing import Any, Final
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +15,7 @@ from wscope_jax.models.fields import Fields
 
 MAX_POSITIONS: Final = (1 << 31) - 1  # positions are int32
 TYPES: Final = ("default", "linear", "llama3", "yarn")
+FloatArray = np.ndarray[Any, np.dtype[np.float64]]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -43,21 +44,27 @@ class Rope:
     truncate: bool = True
     freq_factors: tuple[float, float] = (1.0, 4.0)
 
-    def frequencies(self) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    def frequencies(self) -> FloatArray:
         """Angle per position of each pair, [K/2]."""
-        plain = self.theta ** -(np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
-        kept = {"default": np.ones_like, "linear": np.zeros_like, "llama3": self._kept_by_llama3}
-        keep = kept.get(self.kind, self._kept_by_yarn)(plain)
-        return plain * (keep + (1.0 - keep) / self.factor)
+        plain_k = self.theta ** -(np.arange(0, self.dim, 2, dtype=np.float64) / self.dim)
+        keep_k: FloatArray = np.ones_like(plain_k)  # share of each frequency that is not stretched
+        if self.kind == "linear":
+            keep_k = np.zeros_like(plain_k)
+        elif self.kind == "llama3":
+            keep_k = self._kept_by_llama3(plain_k)
+        elif self.kind == "yarn":
+            keep_k = self._kept_by_yarn(plain_k.size)
+        frequencies_k: FloatArray = plain_k * (keep_k + (1.0 - keep_k) / self.factor)
+        return frequencies_k
 
-    def _kept_by_llama3(self, plain: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        """Share of each frequency that is not stretched: 1 for short wavelengths, 0 for long ones."""
+    def _kept_by_llama3(self, plain: FloatArray) -> FloatArray:
+        """Short wavelengths stay, long ones are stretched, those between are blended by their turns."""
         low, high = self.freq_factors
         turns = self.original_positions * plain / (2 * math.pi)
         return np.clip((turns - low) / (high - low), 0.0, 1.0)
 
-    def _kept_by_yarn(self, plain: np.ndarray) -> np.ndarray:  # type: ignore[type-arg]
-        """Share of each frequency that is not stretched: a ramp over the pairs."""
+    def _kept_by_yarn(self, num_pairs: int) -> FloatArray:
+        """As llama3, but blended by a ramp over the pairs."""
 
         def pair_of(turns: float) -> float:
             ratio = self.original_positions / (turns * 2 * math.pi)
@@ -68,7 +75,8 @@ class Rope:
             first, last = math.floor(first), math.ceil(last)
         first, last = max(first, 0), min(last, self.dim - 1)
         last += 0.001 * (first == last)  # a step; without it 0/0
-        return 1.0 - np.clip((np.arange(plain.size) - first) / (last - first), 0.0, 1.0)
+        ramp_k: FloatArray = (np.arange(num_pairs, dtype=np.float64) - first) / (last - first)
+        return 1.0 - np.clip(ramp_k, 0.0, 1.0)
 
 
 def rotate(x: Float[Array, "N H K"], pos: Int32[Array, " N"], rope: Rope) -> Float[Array, "N H K"]:
@@ -113,9 +121,9 @@ def read_rope(fields: Fields, dim: int, max_positions: int, default_theta: float
     implied = max(1.0, max_positions / original) if kind == "yarn" else None
     factor = scaling.number("factor", implied, 1e-3, 1e6)
     rope = dataclasses.replace(rope, kind=kind, factor=factor, original_positions=original)
-    return {"linear": lambda _, rope: rope, "llama3": _read_llama3, "yarn": _read_yarn}[kind](
-        scaling, rope
-    )
+    if kind == "llama3":
+        return _read_llama3(scaling, rope)
+    return _read_yarn(scaling, rope) if kind == "yarn" else rope
 
 
 def _read_llama3(scaling: Fields, rope: Rope) -> Rope:

@@ -84,7 +84,10 @@ def experts_table(
     gate, up, down = names
     key = ("layers", layer, "ffn")
     return {
-        (*key, "router"): [whole(f"{prefix}.{block}.gate.weight"), whole(f"{prefix}.mlp.gate.weight")],
+        (*key, "router"): [
+            whole(f"{prefix}.{block}.gate.weight"),
+            whole(f"{prefix}.mlp.gate.weight"),
+        ],
         (*key, "gate"): [each(gate), part(f"{fused}.gate_up_proj", 0, 2)],
         (*key, "up"): [each(up), part(f"{fused}.gate_up_proj", 1, 2)],
         (*key, "down"): [each(down), whole(f"{fused}.down_proj")],

@@ -53,7 +53,9 @@ def angles(config, dim, num):
     kind = scaling.get("rope_type", scaling.get("type", "default"))
     freq = np.array([base ** (-2 * i / dim) for i in range(dim // 2)])
     amplitude = 1.0
-    original = scaling.get("original_max_position_embeddings", config["max_position_embeddings"])
+    original = config.get("original_max_position_embeddings") or scaling.get(
+        "original_max_position_embeddings", config["max_position_embeddings"]
+    )
     if kind == "linear":
         freq /= scaling["factor"]
     elif kind == "llama3":

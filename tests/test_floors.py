@@ -17,17 +17,15 @@ PACKAGE: Final = ROOT / "wscope_jax"
 # what stands before it on its own floor, and its own place.
 FLOORS: Final = {
     **dict.fromkeys(("errors", "cores", "layout", "placement", "roofline"), (0, 0)),
-    **dict.fromkeys(
-        ("partial", "sampling", "stopping", "step_plan", "compiled"), (0, 0)
-    ),
+    **dict.fromkeys(("partial", "sampling", "stopping", "step_plan", "compiled"), (0, 0)),
     **dict.fromkeys(("_ffi", "views", "ops", "pools", "dispatcher", "experts"), (1, 0)),
     **dict.fromkeys(("checkpoint", "tokenizer"), (1, 0)),
-    "attend": (2, 0),
+    "attention": (2, 0),
     "schedules": (2, 1),
     "policies": (2, 2),
     "cache": (3, 0),
     "models": (4, 0),
-    "plan": (5, 0),
+    "memory_plan": (5, 0),
     "programs": (5, 1),
     "generation": (5, 2),
     "engine": (5, 3),

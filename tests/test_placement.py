@@ -86,7 +86,9 @@ class PlacementMachine(RuleBasedStateMachine):
                 self.placement.slot_lists[slot.region].check(slot)
 
 
-PlacementMachine.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+PlacementMachine.TestCase.settings = settings(
+    max_examples=60, stateful_step_count=40, deadline=None
+)
 TestPlacement = PlacementMachine.TestCase
 
 

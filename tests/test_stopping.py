@@ -1,3 +1,5 @@
+import itertools
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -19,7 +21,7 @@ def cut(text, stops):
 
 def split(text, at):
     borders = sorted({0, *(min(border, len(text)) for border in at), len(text)})
-    return [text[a:b] for a, b in zip(borders, borders[1:], strict=False)] or [""]
+    return [text[a:b] for a, b in itertools.pairwise(borders)] or [""]
 
 
 def run(pieces, stops):

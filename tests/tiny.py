@@ -71,7 +71,10 @@ def tensor_shapes(config):
         shapes[p + "post_attention_layernorm.weight"] = (width,)
         outs = {"q": heads * dim, "k": kv_heads * dim, "v": kv_heads * dim, "o": width}
         for name, num in outs.items():
-            shapes[f"{p}self_attn.{name}_proj.weight"] = (num, heads * dim if name == "o" else width)
+            shapes[f"{p}self_attn.{name}_proj.weight"] = (
+                num,
+                heads * dim if name == "o" else width,
+            )
             if c.get("attention_bias"):
                 shapes[f"{p}self_attn.{name}_proj.bias"] = (num,)
         if is_qwen:

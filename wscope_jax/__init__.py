@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from wscope_jax import models as models
     from wscope_jax import ops as ops
     from wscope_jax import policies as policies
-    from wscope_jax.attend import attend as attend
-    from wscope_jax.attend import attend_prompt as attend_prompt
+    from wscope_jax.attention import attend as attend
+    from wscope_jax.attention import attend_prompt as attend_prompt
     from wscope_jax.cache import InplaceKVCache as InplaceKVCache
     from wscope_jax.engine import Engine as Engine
     from wscope_jax.generation import Event as Event
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from wscope_jax.layout import Entries as Entries
     from wscope_jax.layout import EntryLayout as EntryLayout
     from wscope_jax.layout import Stream as Stream
+    from wscope_jax.memory_plan import plan as plan
     from wscope_jax.partial import Partial as Partial
     from wscope_jax.partial import merge as merge
-    from wscope_jax.plan import plan as plan
     from wscope_jax.roofline import Roofline as Roofline
     from wscope_jax.sampling import Sampling as Sampling
 
@@ -42,10 +42,10 @@ _HOME = {
     "Roofline": "roofline",
     "Sampling": "sampling",
     "Stream": "layout",
-    "attend": "attend",
-    "attend_prompt": "attend",
+    "attend": "attention",
+    "attend_prompt": "attention",
     "merge": "partial",
-    "plan": "plan",
+    "plan": "memory_plan",
 }
 _MODULES = ("models", "ops", "policies")
 

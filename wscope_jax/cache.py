@@ -1,5 +1,6 @@
 """InplaceKVCache: the cache manager, outside the jitted step. It decides; the calls inside the step move."""
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -9,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wscope_jax.attend import STORE_ORDERS, evict
+from wscope_jax.attention import STORE_ORDERS, evict
 from wscope_jax.compiled import Programs
 from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.errors import CapacityError, UsageError
@@ -398,7 +399,10 @@ class InplaceKVCache:
 
     def close(self) -> None:
         """Ends all work under way and frees the host memory; may be called twice."""
-        jax.block_until_ready(self._views.shared.order)
+        order = self._views.shared.order
+        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a failed step was reported already
+            if not order.is_deleted():  # a program that never started has taken it
+                jax.block_until_ready(order)
         self._dispatcher.close()
         self._pools.close()
 

@@ -88,6 +88,13 @@ class Programs:
             self.compiles["ahead"] += 1
             self._ahead[key] = self._executor.submit(_compile, fn, shapes, donate)
 
+    def settle(self) -> None:
+        """Waits until everything that is compiled ahead is there."""
+        with self._lock:
+            pending = list(self._ahead.values())
+        for future in pending:
+            future.exception()
+
     def close(self) -> None:
         """Stops the background thread; a compilation that has begun is waited for."""
         with self._lock:

@@ -4,13 +4,14 @@ Calls take the items of the oldest plan that is not used up, so plans and progra
 the int32 that each program takes and returns, puts the programs of one queue one after the other on the device.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import Final, TypeVar
 
 import numpy as np
 
-from wscope_jax import _ffi
+from wscope_jax import _ffi, cores
 from wscope_jax.errors import WscopeError
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS
@@ -19,6 +20,8 @@ from wscope_jax.roofline import StepTiming
 from wscope_jax.step_plan import StepPlan
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 120.0  # a store that takes longer than this has hung
 TIMING_FIELDS: Final = (
@@ -48,6 +51,15 @@ class Dispatcher:
         self._pools = pools
         self._queue = _ffi.StepQueue()
         self._ended: str | None = None
+        if _ffi.num_workers() == 0:
+            share = cores.split(cores.available())
+            _ffi.start_workers(share.workers)
+            log.info(
+                "%d CPU workers started; keep XLA's own threads to %d (NPROC=%d before JAX starts)",
+                share.workers,
+                share.xla,
+                share.xla,
+            )
 
     @property
     def engine(self) -> int:

@@ -12,12 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from wscope_jax import _ffi, cores, policies
-from wscope_jax.cache import InplaceKVCache
+from wscope_jax.cache import CHUNK_ENTRIES, InplaceKVCache
 from wscope_jax.compiled import Programs
 from wscope_jax.errors import UsageError
 from wscope_jax.generation import Generation, Result
+from wscope_jax.memory_plan import plan
 from wscope_jax.models import registry
-from wscope_jax.plan import plan
 from wscope_jax.policies import Policy, Resident, WriteScope
 from wscope_jax.programs import ModelPrograms
 from wscope_jax.roofline import Roofline
@@ -64,6 +64,7 @@ class Engine:
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
         self.dtype = str(model.embed(jnp.zeros(1, jnp.int32)).dtype)
+        self.chunk_entries = CHUNK_ENTRIES
         self._programs = ModelPrograms(model, Programs())
         if threads is not None and threads < 1:
             raise UsageError(f"threads: expected at least 1, got {threads}")
@@ -238,6 +239,7 @@ class Engine:
             window=self.window,
             itemsize=jnp.dtype(self.dtype).itemsize,
             host_memory=self.host_memory,
+            chunk_entries=self.chunk_entries,
         ).require_fit()
         return InplaceKVCache(
             self.model.streams,
@@ -247,6 +249,7 @@ class Engine:
             window=self.window,
             dtype=self.dtype,
             host_memory=self.host_memory,
+            chunk_entries=self.chunk_entries,
             programs=self._programs.programs,
         )
 

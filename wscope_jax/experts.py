@@ -1,10 +1,12 @@
-"""The routed experts of a feed-forward layer: the router, and one operation for few tokens and one for many.
+"""The routed experts of a feed-forward layer: the router, and three ways to compute the same sum.
 
-Neither expands to all experts on the CPU. Weights lie as checkpoints have them, one row per output: gate and up
-[E, F, M], down [E, M, F]. Every product is accumulated in float32.
+`tiled` multiplies each expert's weights with the tokens that entered it and with nothing else; on the CPU it is the
+fastest for any number of tokens. On a GPU a few tokens gather their experts' weights, and a batch in decode goes
+through all experts, masked. Weights lie as checkpoints have them, one row per output. Sums are accumulated in float32.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Final
 
 import jax
@@ -13,16 +15,19 @@ from jaxtyping import Array, Bool, Float, Int32
 
 MIN_TILE: Final = 8  # assignments of one expert that are multiplied at a time, at least
 MAX_TILE: Final = 128  # and at most
-GATHER_TOKENS: Final = (
-    3  # on CUDA, up to so many tokens gather their experts (measured: 121 us at 1, even at 4)
-)
-DENSE_TOKENS: Final = (
-    256  # on CUDA, up to so many go through all experts (350 us at 32, 1.25 of reading them)
-)
+# On CUDA, up to so many tokens gather their experts' weights: 121 us at 1 token, no gain at 4.
+GATHER_TOKENS: Final = 3
+# On CUDA, up to so many go through all experts: 350 us at 32, 1.25 of the time to read them once.
+DENSE_TOKENS: Final = 256
 
-_dot = functools.partial(
-    jnp.einsum, precision=jax.lax.Precision.HIGHEST, preferred_element_type=jnp.float32
-)
+
+def _dot(subscripts: str, *operands: jax.Array) -> jax.Array:
+    return jnp.einsum(
+        subscripts,
+        *operands,
+        precision=jax.lax.Precision.HIGHEST,
+        preferred_element_type=jnp.float32,
+    )
 
 
 def router(
@@ -63,19 +68,18 @@ def expert_ffn(
         down: see above.
         valid: tokens that enter experts at all; the others get zeros, whatever they hold. None means all.
     """
-    num, top_k = ids.shape
+    num = x.shape[0]
     if valid is None:
         valid = jnp.ones(num, bool)
-    x = jnp.where(
-        valid[:, None], x, 0
-    )  # else NaN x 0 = NaN where a tile or a mask multiplies by zero
-    weights = jnp.where(valid[:, None], weights, 0)
-    on_cpu = gathered if num * top_k <= gate.shape[0] else tiled
-    on_cuda = gathered if num <= GATHER_TOKENS else dense if num <= DENSE_TOKENS else tiled
+    x = jnp.where(valid[:, None], x, 0)  # a masked product with NaN would still be NaN
+    # A GPU's loop of unknown length asks the host after every turn whether to go on.
+    prefill_on_cuda = functools.partial(tiled, skip_unused=False)
+    on_cuda = (
+        gathered if num <= GATHER_TOKENS else dense if num <= DENSE_TOKENS else prefill_on_cuda
+    )
     args = (x, ids, weights, gate, up, down, valid)
-    if on_cpu is on_cuda:
-        return on_cpu(*args).astype(x.dtype)
-    return jax.lax.platform_dependent(*args, default=on_cpu, cuda=on_cuda).astype(x.dtype)
+    y: jax.Array = jax.lax.platform_dependent(*args, default=tiled, cuda=on_cuda)
+    return y.astype(x.dtype)
 
 
 def gathered(
@@ -87,7 +91,7 @@ def gathered(
     down: Float[Array, "E M F"],
     valid: Bool[Array, " N"],
 ) -> Float[Array, "N M"]:
-    """For few tokens: token after token, with only its own experts' weights; float32."""
+    """Token after token, with a copy of its own experts' weights; float32."""
 
     def one_token(_: None, token: tuple[jax.Array, ...]) -> tuple[None, jax.Array]:
         x_M, ids_X, weights_X = token
@@ -98,7 +102,8 @@ def gathered(
         y_XM = _dot("xf,xmf->xm", h_XF.astype(x.dtype), down_XMF)
         return None, _dot("x,xm->m", weights_X, y_XM)
 
-    _, y_NM = jax.lax.scan(one_token, None, (x, ids, weights))
+    weights_NX = jnp.where(valid[:, None], weights, 0)
+    _, y_NM = jax.lax.scan(one_token, None, (x, ids, weights_NX))
     return y_NM
 
 
@@ -110,39 +115,52 @@ def tiled(
     up: Float[Array, "E F M"],
     down: Float[Array, "E M F"],
     valid: Bool[Array, " N"],
+    *,
+    skip_unused: bool = True,
 ) -> Float[Array, "N M"]:
-    """For many tokens: assignments sorted by expert and cut into tiles of one expert each; float32."""
+    """Assignments sorted by expert and cut into tiles of one expert each, tile after tile; float32.
+
+    How many tiles are used depends on the assignments; `skip_unused` ends the loop after the last of
+    them, otherwise it has a static length, enough for any assignments.
+    """
     (num, top_k), num_experts = ids.shape, gate.shape[0]
     num_assigned = num * top_k
     mean = -(-num_assigned // num_experts)
     tile = min(MAX_TILE, max(MIN_TILE, 1 << (mean - 1).bit_length()))
-    tiles = _cut_into_tiles(jnp.where(valid[:, None], ids, num_experts), num_experts, tile)
+    ids_NX = jnp.where(valid[:, None], ids, num_experts)
+    expert_C, assigned_CT, is_live_CT, num_used = _cut_into_tiles(ids_NX, num_experts, tile)
     weights_A = weights.reshape(-1)
 
-    def one_tile(y_NM: jax.Array, place: tuple[jax.Array, ...]) -> tuple[jax.Array, None]:
-        expert, assigned_T, is_live_T = place
+    def add_tile(c: jax.Array, y_NM: jax.Array) -> jax.Array:
+        expert, assigned_T, is_live_T = expert_C[c], assigned_CT[c], is_live_CT[c]
         token_T = assigned_T // top_k
         x_TM = x.at[token_T].get(mode="promise_in_bounds")
+        # Without the barrier XLA:CPU converts all bfloat16 experts to float32 ahead of the loop.
+        barrier: Callable[..., tuple[jax.Array, ...]] = jax.lax.optimization_barrier
+        expert, *stacks = barrier((expert, gate, up, down))
         gate_FM, up_FM, down_MF = (
-            jax.lax.dynamic_index_in_dim(w, expert, keepdims=False) for w in (gate, up, down)
+            jax.lax.dynamic_index_in_dim(w, expert, keepdims=False) for w in stacks
         )
         h_TF = jax.nn.silu(_dot("tm,fm->tf", x_TM, gate_FM)) * _dot("tm,fm->tf", x_TM, up_FM)
         y_TM = _dot("tf,mf->tm", h_TF.astype(x.dtype), down_MF)
         y_TM = y_TM * weights_A.at[assigned_T].get(mode="promise_in_bounds")[:, None]
         # Dead rows go past the end, each to a place of its own, and are dropped there.
         row_T = jnp.where(is_live_T, token_T, num + jnp.arange(tile, dtype=jnp.int32))
-        return y_NM.at[row_T].add(y_TM, mode="drop", unique_indices=True), None
+        return y_NM.at[row_T].add(y_TM, mode="drop", unique_indices=True)
 
-    y_NM, _ = jax.lax.scan(one_tile, jnp.zeros(x.shape, jnp.float32), tiles)
+    num_turns = num_used if skip_unused else expert_C.size
+    zeros_NM = jnp.zeros(x.shape, jnp.float32)
+    y_NM: jax.Array = jax.lax.fori_loop(0, num_turns, add_tile, zeros_NM)
     return y_NM
 
 
 def _cut_into_tiles(
     ids: Int32[Array, "N X"], num_experts: int, tile: int
-) -> tuple[Int32[Array, " C"], Int32[Array, "C T"], Bool[Array, "C T"]]:
-    """Per tile its expert, its assignments (indices into the flat `ids`), and which of them are live.
+) -> tuple[Int32[Array, " C"], Int32[Array, "C T"], Bool[Array, "C T"], Int32[Array, ""]]:
+    """Per tile its expert, its assignments (indices into the flat `ids`), and which are live.
 
-    Ids of num_experts belong to nobody. The number of tiles is static: enough for any distribution.
+    Ids of num_experts belong to nobody. There are enough tiles for any assignments; the last result is
+    the number of those that are used, which come first.
     """
     ids_A = ids.reshape(-1)
     order_A = jnp.argsort(ids_A).astype(jnp.int32)  # stable: tokens of an expert stay in order
@@ -159,7 +177,8 @@ def _cut_into_tiles(
     first_C = (end_E - count_E)[expert_C] + tile_of_expert_C * tile
     at_CT = first_C[:, None] + jnp.arange(tile, dtype=jnp.int32)[None, :]
     is_live_CT = is_used_C[:, None] & (at_CT < end_E[expert_C][:, None])
-    return expert_C, order_A[jnp.where(is_live_CT, at_CT, 0)], is_live_CT
+    assigned_CT = order_A[jnp.where(is_live_CT, at_CT, 0)]
+    return expert_C, assigned_CT, is_live_CT, end_tile_E[-1]
 
 
 def dense(

@@ -77,10 +77,11 @@ class Row:
         """The text that was held back, at the end of the row."""
         if self.decoder is None:
             return ""
-        delta, stopped = self.matcher.push(self.decoder.flush())
-        if stopped:
+        pushed = self.matcher.push(self.decoder.flush())
+        flushed = self.matcher.flush()
+        if pushed.stopped or flushed.stopped:
             self.finish_reason = "stop"
-        return delta + self.matcher.flush().text
+        return pushed.text + flushed.text
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wscope_jax.attend import attend_prompt
+from wscope_jax.attention import attend_prompt
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.compiled import Programs
 from wscope_jax.sampling import RowSampling, sample

@@ -131,8 +131,8 @@ class Roofline:
     def observe(self, timing: StepTiming) -> "Roofline":
         """The model after a step was timed.
 
-        A and B follow the median of their newest measured values; one observation changes either by
-        a factor of 1.25 at most, so the share moves by a bounded amount too. A time that cannot be
+        A and B follow the median of their newest measured values. One observation changes either by
+        a factor of 1.25 and the share of what was timed by 0.4 at most. A time that cannot be
         one (zero, negative, not a number, absurdly long or short) leaves the values of its side as
         they were. A side without entries is not measured, but is not lost either: unless its fixed
         cost forbids it, no share is exactly 0 or 1, so routing gives each side a block now and
@@ -203,8 +203,10 @@ class _Cost:
         if not LEAST_COST_S <= time_s / entries <= MOST_COST_S:
             return self
         if time_s / jobs < self.fixed:
-            # No job is shorter than its fixed cost, so that was measured too high.
-            return dataclasses.replace(self, fixed=max(time_s / jobs, self.fixed / MOST_CHANGE))
+            # No job is shorter than its fixed cost, so that was measured too high. The step is one of
+            # the entries' own time, because the share turns on that.
+            step_s = (MOST_CHANGE - 1) * self.per_entry * entries / jobs
+            return dataclasses.replace(self, fixed=max(time_s / jobs, self.fixed - step_s))
         beyond_s = time_s - jobs * self.fixed
         if beyond_s < LEAST_SIGNAL * time_s:
             return self

@@ -97,7 +97,9 @@ def locate(root: Path, name: str) -> Path | None:
     home, target = root.resolve(), path.resolve()
     blobs = [home.parent.parent / "blobs"] if home.parent.name == "snapshots" else []
     if not any(target.is_relative_to(folder) for folder in (home, *blobs)):
-        raise CheckpointError(f"{path}: links to a file outside of {root}; put the file itself there")
+        raise CheckpointError(
+            f"{path}: links to a file outside of {root}; put the file itself there"
+        )
     if not target.exists():
         return None
     if not stat.S_ISREG(target.stat().st_mode):

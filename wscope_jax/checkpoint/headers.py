@@ -111,10 +111,7 @@ def _read_index(root: Path) -> dict[str, str]:
 def _find_files(root: Path, index: Mapping[str, str], problems: Problems) -> list[Path]:
     """The safetensors files to read; opens none."""
     present = {path.name for path in root.iterdir() if path.name.endswith(".safetensors")}
-    if index:
-        wanted = sorted(set(index.values()))
-    else:
-        wanted = [SINGLE] if SINGLE in present else sorted(present)
+    wanted = sorted(set(index.values()) or present & {SINGLE} or present)
     files = []
     for name in wanted:
         try:

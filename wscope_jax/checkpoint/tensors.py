@@ -5,7 +5,7 @@ Reading by position instead of through a memory map makes a file that shrinks me
 
 import os
 import re
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
@@ -47,13 +47,13 @@ class Place(NamedTuple):
     """A parameter and the ways in which a checkpoint may store it.
 
     Attributes:
-        key: what the caller calls the parameter.
+        key: path of the parameter in the caller's state.
         shape: its shape.
         options: ways to read it, the published one first. The pieces of an option fill the parameter in order, in
             equal parts.
     """
 
-    key: Hashable
+    key: tuple[Any, ...]
     shape: tuple[int, ...]
     options: Sequence[Sequence[Piece]]
 
@@ -121,7 +121,7 @@ class Checkpoint:
 
     def load(
         self, places: Sequence[Place], dtype: np.dtype[Any]
-    ) -> Iterator[tuple[Hashable, jax.Array]]:
+    ) -> Iterator[tuple[tuple[Any, ...], jax.Array]]:
         """Yields each place's key and array, on the default device and of dtype `dtype`.
 
         At most one parameter is in host memory beside those that JAX holds.
@@ -135,13 +135,14 @@ class Checkpoint:
             files: dict[Path, int] = {}
             for place, pieces in zip(places, chosen, strict=True):
                 array = empty_aligned(place.shape, dtype)
-                for piece, out in zip(pieces, np.split(array.reshape(-1), len(pieces)), strict=True):
+                parts = np.split(array.reshape(-1), len(pieces))
+                for piece, out in zip(pieces, parts, strict=True):
                     stored = self.tensors[piece.name]
                     if stored.file not in files:
                         files[stored.file] = _open(stored.file)
                         stack.callback(os.close, files[stored.file])
                     _read(files[stored.file], stored, piece, out)
-                yield place.key, jax.block_until_ready(jax.device_put(array))
+                yield place.key, jax.device_put(array).block_until_ready()
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -179,7 +180,7 @@ def _read(file: int, stored: Stored, piece: Piece, out: np.ndarray[Any, Any]) ->
 
 
 def _read_bytes(file: int, stored: Stored, begin: int, out: np.ndarray[Any, Any]) -> None:
-    view = memoryview(out.view(np.uint8))
+    view = out.view(np.uint8).data
     done = 0
     while done < len(view):
         try:

@@ -71,9 +71,9 @@ class RowPrinter:
 
     def _print(self) -> None:
         while self._current < len(self._pending):
-            pieces = self._pending[self._current]
-            self._out.write("".join(pieces))
-            pieces.clear()
+            # Taken before it is written: an interruption of the write must not make `close` repeat it.
+            text, self._pending[self._current] = "".join(self._pending[self._current]), []
+            self._out.write(text)
             if not self._is_finished[self._current]:
                 break
             self._out.write("\n")

@@ -8,9 +8,9 @@ from rich.table import Table
 
 _ROLES: Final = {
     "unpinned": ("host", "the CPU attends to it where it lies"),
-    "pinned": ("host", "streamed to the GPU, step by step"),
-    "window": ("GPU", "the newest entries, not yet placed"),
-    "ping_pong": ("GPU", "two slots for what is being streamed"),
+    "pinned": ("host", "streamed to the device in every step"),
+    "window": ("device", "the newest entries, not yet placed"),
+    "ping_pong": ("device", "two slots for what is being streamed"),
 }
 
 

@@ -40,7 +40,7 @@ def causal_attention(
     q_nGHcK = q.reshape(num_chunks, size, num_kv_heads, group, key_dim).transpose(0, 2, 3, 1, 4)
     key_nGcK = key.reshape(num_chunks, size, num_kv_heads, key_dim).swapaxes(1, 2).astype(q.dtype)
     value_nGcV = value.reshape(num_chunks, size, num_kv_heads, value_dim).swapaxes(1, 2)
-    on_diagonal = jnp.tril(jnp.ones((size, size), bool))
+    on_diagonal = jnp.tril(jnp.ones((size, size), bool))[None, None]
 
     def take_pair(
         carry: tuple[Array, Array, Array, Array], pair: Array

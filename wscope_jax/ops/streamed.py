@@ -39,13 +39,13 @@ def attend_chunk(
     part = masked_attention(q[jnp.clip(owner, 0, num_rows - 1)], key, value, mask, scale=scale)
     owns_CB = owner[:, None] == jnp.arange(num_rows)[None, :]
     lse_CBH = jnp.where(owns_CB[:, :, None], part.lse[:, None, :], -jnp.inf)
-    top_BH = lse_CBH.max(0)
-    base_BH = jnp.where(jnp.isneginf(top_BH), 0.0, top_BH)
-    weight_CBH = jnp.exp(lse_CBH - base_BH)
+    top_1BH = lse_CBH.max(0, keepdims=True)
+    base_1BH = jnp.where(jnp.isneginf(top_1BH), 0.0, top_1BH)
+    weight_CBH = jnp.exp(lse_CBH - base_1BH)
     total_BH = weight_CBH.sum(0)
     o_BHV = jnp.einsum("cbh,chv->bhv", weight_CBH, part.o, precision=jax.lax.Precision.HIGHEST)
     safe_BH = jnp.where(total_BH == 0, 1.0, total_BH)
-    lse_BH = jnp.where(total_BH == 0, -jnp.inf, base_BH + jnp.log(safe_BH))
+    lse_BH = jnp.where(total_BH == 0, -jnp.inf, base_1BH[0] + jnp.log(safe_BH))
     return Partial(o=o_BHV / safe_BH[..., None], lse=lse_BH)
 
 

@@ -5,7 +5,7 @@ from typing import Final
 
 import jax
 
-from wscope_jax.attend import attend
+from wscope_jax.attention import attend
 from wscope_jax.schedules.protocol import Job, Model
 from wscope_jax.views import Views
 

@@ -1,0 +1,198 @@
+// The attention cases that every kernel must get right, and the float64 reference for them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <numeric>
+#include <random>
+#include <string>
+#include <vector>
+
+#include "attention.h"
+#include "pool.h"
+
+namespace wscope {
+
+enum class Scores { kRandom, kEqual, kHuge };
+
+struct Case {
+  std::string name;
+  AttentionShape shape;
+  std::vector<int> row_blocks;  // Blocks of each row.
+  Scores scores = Scores::kRandom;
+};
+
+inline std::vector<Case> AllCases() {
+  const Storage f32 = Storage::kFloat32;
+  const Storage bf16 = Storage::kBfloat16;
+  return {
+      // H, G, K, V, value in key, D, storage, scale
+      {"mha_d64", {2, 2, 64, 64, false, 32, f32, 0.125f}, {3, 1}},
+      {"gqa2_d128", {4, 2, 128, 128, false, 32, bf16, 0.088f}, {2, 5}},
+      {"gqa4_d128", {32, 8, 128, 128, false, 32, bf16, 0.088f}, {1, 4}},
+      {"gqa8_d128", {32, 4, 128, 128, false, 64, bf16, 0.088f}, {3}},
+      {"gqa8_d128_f32", {32, 4, 128, 128, false, 256, f32, 0.088f}, {2, 0, 1}},
+      {"mqa16_d80", {16, 1, 80, 80, false, 32, bf16, 0.11f}, {7}},
+      {"odd_d20", {6, 2, 20, 20, false, 32, f32, 0.22f}, {1, 2, 3}},
+      {"odd_k24_v20", {5, 1, 24, 20, false, 32, bf16, 0.2f}, {4, 1}},
+      {"tiny_d1", {3, 3, 1, 1, false, 32, f32, 1.0f}, {2}},
+      {"v_wider", {4, 2, 24, 40, false, 32, f32, 0.2f}, {2, 2}},
+      {"mla16_576", {16, 1, 576, 512, true, 32, bf16, 0.072f}, {3, 1}},
+      {"mla16_72_f32", {16, 1, 72, 64, true, 64, f32, 0.12f}, {2, 9}},
+      {"v4_64_512", {64, 1, 512, 512, true, 32, bf16, 0.044f}, {2}},
+      {"empty", {8, 2, 16, 16, false, 32, f32, 0.25f}, {0, 0}},
+      {"empty_among", {8, 2, 16, 16, false, 32, bf16, 0.25f}, {0, 3, 0, 0, 1, 0}},
+      {"many", {4, 2, 16, 16, false, 32, bf16, 0.25f}, {61, 1, 40}},
+      {"ragged", {8, 4, 32, 32, false, 32, f32, 0.18f}, {1, 17, 2, 5, 1, 1, 30, 3}},
+      {"equal", {8, 2, 32, 32, false, 32, bf16, 0.18f}, {6, 1}, Scores::kEqual},
+      {"huge", {8, 2, 32, 32, false, 32, f32, 1.0f}, {6, 1}, Scores::kHuge},
+      {"huge_bf16", {16, 1, 40, 32, true, 32, bf16, 1.0f}, {6, 1}, Scores::kHuge},
+  };
+}
+
+inline uint16_t ToBfloat16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof(bits));
+  return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
+}
+
+// A case's data: a pool of one layer in which the rows' blocks lie mixed up, and queries.
+class CaseData {
+ public:
+  explicit CaseData(const Case& test) : shape(test.shape), num_rows(int(test.row_blocks.size())) {
+    const int num_blocks = std::accumulate(test.row_blocks.begin(), test.row_blocks.end(), 0);
+    pool = std::make_shared<Pool>(1, num_blocks + 1, shape.block_bytes());
+    pool->Commit(num_blocks + 1);
+    row_ptr.push_back(0);
+    for (const int blocks : test.row_blocks) row_ptr.push_back(row_ptr.back() + blocks);
+    table.resize(num_blocks);
+    std::iota(table.begin(), table.end(), 0);
+    std::shuffle(table.begin(), table.end(), random_);
+    for (int slot = 0; slot < num_blocks; ++slot) FillBlock(slot, test.scores);
+    q.resize(size_t(num_rows) * shape.num_q_heads * shape.key_dim);
+    for (float& number : q) number = normal_(random_);
+    if (test.scores == Scores::kHuge) MakeHuge();
+  }
+
+  float Stored(int slot, int head, int64_t index) const {
+    const uint8_t* const begin = pool->Block(0, slot) + head * shape.head_bytes();
+    if (shape.storage == Storage::kFloat32) {
+      return reinterpret_cast<const float*>(begin)[index];
+    }
+    const uint32_t bits = uint32_t{reinterpret_cast<const uint16_t*>(begin)[index]} << 16;
+    float value;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+  }
+
+  const AttentionShape shape;
+  const int num_rows;
+  std::shared_ptr<Pool> pool;
+  std::vector<int32_t> row_ptr;
+  std::vector<int32_t> table;
+  std::vector<float> q;  // [b, H, K]
+
+ private:
+  void FillBlock(int slot, Scores scores) {
+    const int64_t count = shape.block * shape.stored_dim();
+    const int64_t keys = int64_t{shape.block} * shape.key_dim;
+    for (int head = 0; head < shape.num_kv_heads; ++head) {
+      for (int64_t i = 0; i < count; ++i) {
+        // Equal keys make equal scores; the values still differ.
+        const bool equal = scores == Scores::kEqual && i < keys && !shape.value_in_key;
+        SetStored(slot, head, i, equal ? 0.25f : normal_(random_));
+      }
+    }
+  }
+
+  // Scores of about +1e4 and -1e4 by the first number of key and query.
+  void MakeHuge() {
+    for (const int slot : table) {
+      for (int head = 0; head < shape.num_kv_heads; ++head) {
+        for (int entry = 0; entry < shape.block; ++entry) {
+          SetStored(slot, head, int64_t{entry} * shape.key_dim, entry % 3 == 0 ? 100.0f : -100.0f);
+        }
+      }
+    }
+    for (size_t i = 0; i < q.size(); i += shape.key_dim) q[i] = i % 2 == 0 ? 100.0f : -100.0f;
+  }
+
+  void SetStored(int slot, int head, int64_t index, float value) {
+    uint8_t* const begin = pool->Block(0, slot) + head * shape.head_bytes();
+    if (shape.storage == Storage::kFloat32) {
+      reinterpret_cast<float*>(begin)[index] = value;
+    } else {
+      reinterpret_cast<uint16_t*>(begin)[index] = ToBfloat16(value);
+    }
+  }
+
+  std::mt19937 random_{7};
+  std::normal_distribution<float> normal_;
+};
+
+struct Expected {
+  std::vector<double> o;    // [b, H, V]
+  std::vector<double> lse;  // [b, H]
+};
+
+// The softmax as it is written in a book, in float64.
+inline Expected Reference(const CaseData& data) {
+  const AttentionShape& shape = data.shape;
+  Expected expected;
+  for (int row = 0; row < data.num_rows; ++row) {
+    for (int h = 0; h < shape.num_q_heads; ++h) {
+      const int head = h / shape.group();
+      const float* const q = &data.q[(size_t(row) * shape.num_q_heads + h) * shape.key_dim];
+      std::vector<double> scores;
+      std::vector<double> values;
+      for (int at = data.row_ptr[row]; at < data.row_ptr[row + 1]; ++at) {
+        for (int64_t entry = 0; entry < shape.block; ++entry) {
+          double score = 0.0;
+          for (int d = 0; d < shape.key_dim; ++d) {
+            score += double(q[d]) * data.Stored(data.table[at], head, entry * shape.key_dim + d);
+          }
+          scores.push_back(score * double(shape.scale));
+          for (int d = 0; d < shape.value_dim; ++d) {
+            const int64_t index = shape.value_in_key ? entry * shape.key_dim + d
+                                                     : (shape.block * int64_t{shape.key_dim}) +
+                                                           entry * shape.value_dim + d;
+            values.push_back(data.Stored(data.table[at], head, index));
+          }
+        }
+      }
+      double max = -std::numeric_limits<double>::infinity();
+      for (const double score : scores) max = std::max(max, score);
+      double sum = 0.0;
+      std::vector<double> o(shape.value_dim, 0.0);
+      for (size_t i = 0; i < scores.size(); ++i) {
+        const double weight = std::exp(scores[i] - max);
+        sum += weight;
+        for (int d = 0; d < shape.value_dim; ++d) o[d] += weight * values[i * shape.value_dim + d];
+      }
+      for (double& number : o) number = scores.empty() ? 0.0 : number / sum;
+      expected.o.insert(expected.o.end(), o.begin(), o.end());
+      expected.lse.push_back(scores.empty() ? max : max + std::log(sum));
+    }
+  }
+  return expected;
+}
+
+// The largest difference, or infinity where only one of the two is minus infinity or there is NaN.
+inline double MaxError(const float* got, const std::vector<double>& want) {
+  double worst = 0.0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    if (std::isinf(want[i]) && want[i] == got[i]) continue;
+    const double error = std::abs(got[i] - want[i]);
+    worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, error);
+  }
+  return worst;
+}
+
+// What float32 sums may differ from float64; scores of 1e4 have an ulp of 1e-3.
+inline double LseTolerance(const Case& test) { return test.scores == Scores::kHuge ? 2e-2 : 2e-5; }
+inline double OTolerance(const Case& test) { return test.scores == Scores::kHuge ? 2e-2 : 2e-5; }
+
+}  // namespace wscope

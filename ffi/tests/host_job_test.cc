@@ -1,0 +1,107 @@
+// A job on the workers: right for every number of parts, repeatable bit by bit, many at a time.
+#include "host_job.h"
+
+#include <cstdio>
+#include <cstring>
+#include <thread>
+#include <vector>
+
+#include "cases.h"
+#include "check.h"
+#include "workers.h"
+
+namespace wscope {
+namespace {
+
+std::shared_ptr<HostJob> MakeJob(const CaseData& data, int max_parts) {
+  auto job = std::make_shared<HostJob>(data.shape, data.pool, 0, data.num_rows, data.row_ptr.data(),
+                                       data.table.data(), max_parts);
+  std::memcpy(job->q(), data.q.data(), data.q.size() * sizeof(float));
+  return job;
+}
+
+void RunHere(HostJob& job) {
+  for (int part = job.num_parts() - 1; part >= 0; --part) job.RunPart(part);
+  job.Finish();
+}
+
+std::shared_ptr<Task> RunOnWorkers(const std::shared_ptr<HostJob>& job) {
+  if (job->num_parts() == 0) return nullptr;
+  std::shared_ptr<Task> task = MakeTask(job);
+  CHECK(Workers::Get().Submit(task));
+  return task;
+}
+
+bool SameBits(const HostJob& a, const HostJob& b) {
+  return std::memcmp(a.o(), b.o(), a.o_size() * sizeof(float)) == 0 &&
+         std::memcmp(a.lse(), b.lse(), a.lse_size() * sizeof(float)) == 0;
+}
+
+void CheckResult(const Case& test, const HostJob& job, const Expected& expected) {
+  CHECK(MaxError(job.o(), expected.o) <= OTolerance(test));
+  CHECK(MaxError(job.lse(), expected.lse) <= LseTolerance(test));
+}
+
+// Parts end anywhere: inside a head, at its end, in a row after empty ones.
+void TestEveryCut(const Case& test) {
+  const CaseData data(test);
+  const Expected expected = Reference(data);
+  for (const int max_parts : {1, 2, 3, 4, 5, 7, 8, 16, 61, 1000}) {
+    const auto here = MakeJob(data, max_parts);
+    CHECK(here->num_parts() <= max_parts);
+    RunHere(*here);
+    CheckResult(test, *here, expected);
+    const auto on_workers = MakeJob(data, max_parts);
+    if (const auto task = RunOnWorkers(on_workers)) task->Wait();
+    CHECK(SameBits(*here, *on_workers));
+  }
+}
+
+// Several jobs are open at a time, ended by other threads than those that started them.
+void TestOpenJobs() {
+  const std::vector<Case> cases = AllCases();
+  std::vector<std::thread> threads;
+  for (int thread = 0; thread < 3; ++thread) {
+    threads.emplace_back([&, thread] {
+      const Case& test = cases[6 + thread];
+      const CaseData data(test);
+      const Expected expected = Reference(data);
+      for (int round = 0; round < 20; ++round) {
+        const auto first = MakeJob(data, 2);
+        const auto second = MakeJob(data, 3);
+        const auto first_task = RunOnWorkers(first);
+        const auto second_task = RunOnWorkers(second);
+        first_task->Wait();
+        second_task->Wait();
+        CheckResult(test, *first, expected);
+        CheckResult(test, *second, expected);
+        CHECK(first_task->end_ns() >= first_task->start_ns());
+      }
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+// The pool may be given up while a job reads it.
+void TestPoolOutlives() {
+  const Case test = AllCases()[0];
+  auto data = std::make_unique<CaseData>(test);
+  const Expected expected = Reference(*data);
+  const auto job = MakeJob(*data, 4);
+  const std::shared_ptr<Task> task = MakeTask(job, 20);
+  CHECK(Workers::Get().Submit(task));
+  data.reset();
+  task->Wait();
+  CheckResult(test, *job, expected);
+}
+
+}  // namespace
+}  // namespace wscope
+
+int main() {
+  wscope::Workers::Get().Start(3);
+  for (const wscope::Case& test : wscope::AllCases()) wscope::TestEveryCut(test);
+  wscope::TestOpenJobs();
+  wscope::TestPoolOutlives();
+  wscope::Workers::Get().Stop();
+}

@@ -1,0 +1,142 @@
+"""Pools, queues and workers as Python objects: numbers, lifetimes, the end of a process, forks."""
+
+import os
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+from wscope_jax import _ffi
+
+
+def test_numbers_are_the_lowest_free_ones() -> None:
+    queues = [_ffi.StepQueue() for _ in range(3)]
+    pools = [_ffi.Pool(1, 1, 8) for _ in range(3)]
+    for things in (queues, pools):
+        numbers = [thing.id for thing in things]
+        assert numbers == sorted(set(numbers))
+        things[1].close()
+    assert _ffi.StepQueue().id == queues[1].id
+    del queues, pools
+
+
+def test_a_view_outlives_its_pool() -> None:
+    pool = _ffi.Pool(2, 4, 100)
+    pool.commit(3)
+    view = pool.view(1, 2)
+    view[:] = 7
+    assert view.shape == (100,)
+    assert pool.view(1, 2)[99] == 7
+    with pytest.raises(IndexError, match="slot 3"):
+        pool.view(0, 3)
+    pool.close()
+    pool.close()
+    with pytest.raises(ValueError, match="closed"):
+        pool.view(0, 0)
+    del pool
+    assert view.sum() == 700
+
+
+def test_a_pool_reserves_more_than_it_takes() -> None:
+    pool = _ffi.Pool(4, 1 << 16, 1 << 16)
+    assert (pool.committed, pool.max_slots, pool.block_bytes, pool.num_layers) == (
+        0,
+        1 << 16,
+        1 << 16,
+        4,
+    )
+    pool.commit(2)
+    pool.commit(1)
+    assert pool.committed == 2
+    for bad, text in ((-1, "num_slots is -1"), ((1 << 16) + 1, "num_slots is 65537")):
+        with pytest.raises(ValueError, match=text):
+            pool.commit(bad)
+    with pytest.raises(ValueError, match="overflow"):
+        _ffi.Pool(1 << 30, 1 << 30, 1 << 30)
+    with pytest.raises(MemoryError, match="address space"):
+        _ffi.Pool(1, 1 << 20, 1 << 40)
+
+
+def test_timings_are_positive() -> None:
+    _ffi.start_workers(2)
+    assert _ffi.num_workers() == 2
+    assert _ffi.time_attention(8, 2, 64, 64, False, 32, "bfloat16", 3) > 0
+    assert _ffi.time_attention(16, 1, 72, 64, True, 64, "float32", 1) > 0
+    assert _ffi.time_copy(1 << 20) > 0
+    with pytest.raises(ValueError, match="num_q_heads"):
+        _ffi.time_attention(8, 3, 64, 64, False, 32, "bfloat16", 3)
+    with pytest.raises(ValueError, match="storage"):
+        _ffi.time_attention(8, 2, 64, 64, False, 32, "int8", 3)
+    with pytest.raises(ValueError, match="num_bytes"):
+        _ffi.time_copy(0)
+
+
+def _run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "JAX_PLATFORMS": "cpu"},
+        check=False,
+    )
+
+
+def test_the_process_ends_cleanly_with_work_under_way() -> None:
+    done = _run("""
+        import jax, jax.numpy as jnp, numpy as np
+        from wscope_jax import _ffi
+        from wscope_jax.layout import EntryLayout
+        from wscope_jax.ops import host
+
+        _ffi.start_workers(2)
+        pool = _ffi.Pool(1, 2, 32 * 2 * 4)
+        pool.commit(2)
+        queue = _ffi.StepQueue()
+        queue.set_fault(store_delay_ms=200, job_delay_ms=200)
+        none = [np.zeros((0, n), np.int32) for n in (2, 3)]
+        ptr, table = np.asarray([0, 2], np.int32), np.asarray([0, 1], np.int32)
+        queue.push(np.asarray([[0, 0, 1]], np.int32), pool.id, ptr, table, -1, none[1],
+                   np.asarray([[0, 1]], np.int32), np.asarray([[0, pool.id, 0]], np.int32))
+        layout = EntryLayout(num_kv_heads=1, key_dim=1, value_dim=1)
+        def step(q, blocks, order):
+            order = host.step_begin(order, engine=queue.id)
+            q, order = host.host_start(q, order, layout=layout, block=32, scale=1.0,
+                                       storage="float32", engine=queue.id)
+            return q, host.store(blocks, order, engine=queue.id)
+        jax.block_until_ready(
+            jax.jit(step)(jnp.ones((1, 1, 1)), jnp.ones((1, 1, 64)), jnp.zeros((), jnp.int32)))
+        assert queue.completed == 0
+        print("end")
+    """)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "end\n", "")
+
+
+def test_a_forked_child_is_told_at_once() -> None:
+    done = _run("""
+        import os, warnings
+        import numpy as np
+        from wscope_jax import _ffi
+
+        warnings.simplefilter("ignore")
+        _ffi.start_workers(2)
+        pool, queue = _ffi.Pool(1, 2, 64), _ffi.StepQueue()
+        none = np.zeros((0, 3), np.int32)
+        ints = np.zeros(1, np.int32)
+        push = lambda: queue.push(none, -1, ints, ints[:0], -1, none, none[:, :2], none)
+        push()
+        child = os.fork()
+        if child == 0:
+            texts = []
+            for call in (push, lambda: _ffi.start_workers(2), lambda: pool.commit(1)):
+                try:
+                    call()
+                except RuntimeError as error:
+                    texts.append(str(error))
+            good = len(texts) == 3 and all("fork" in text for text in texts)
+            queue.close()
+            os._exit(0 if good else 1)
+        print(os.waitpid(child, 0)[1])
+    """)
+    assert (done.returncode, done.stdout) == (0, "0\n"), done.stderr

@@ -1,0 +1,237 @@
+"""The engine's loop: what ends a row, what is compiled when, what stays flat, and what is refused."""
+
+import dataclasses
+import gc
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+import psutil
+import pytest
+
+from tests.engines import ALL_POLICIES, CHECKPOINTS, engine, golden
+from wscope_jax import Engine, Sampling, policies
+from wscope_jax.errors import CapacityError, UsageError
+from wscope_jax.programs import ModelPrograms
+
+PROMPT = list(range(1, 70))
+
+
+@pytest.fixture
+def eng() -> Engine:
+    made = engine()
+    made.policy = ALL_POLICIES["share_0.5"]
+    return made
+
+
+def test_no_compile_stalls_in_600_steps(eng: Engine) -> None:
+    how = Sampling(max_new_tokens=601, ignore_eos=True)
+    result = eng.generate([PROMPT, PROMPT[:40]], how)
+    assert result.compiles["stall"] == 0
+    assert sum(result.regions[r]["tokens"] for r in ("unpinned", "pinned")) >= 2 * 600
+    again = eng.generate([PROMPT, PROMPT[:40]], how)
+    assert again.tokens == result.tokens
+    assert again.compiles == {"warmup": 0, "ahead": 0, "stall": 0}
+
+
+def test_turns_that_grow_are_compiled_ahead() -> None:
+    eng = Engine.from_pretrained(CHECKPOINTS["qwen3_moe"], dtype="float32", window=32, threads=2)
+    eng.policy = policies.GpuOnly()
+    eng.chunk_entries = 64  # two blocks a chunk: the number of turns grows during decode
+    how = Sampling(max_new_tokens=500, ignore_eos=True)
+    stream = eng.stream([PROMPT], how)
+    for _ in stream:
+        eng._programs.programs.settle()  # a tiny model's steps are shorter than any compilation
+    result = stream.result
+    assert result.compiles["stall"] == 0
+    assert result.compiles["ahead"] >= 3
+    eng.policy = policies.Resident()
+    assert eng.generate([PROMPT], how).tokens == result.tokens
+    eng.close()
+
+
+def test_memory_is_flat_over_3000_steps(eng: Engine) -> None:
+    process = psutil.Process()
+    seen = []
+    stream = eng.stream([PROMPT], Sampling(max_new_tokens=3600, ignore_eos=True))
+    for number, _ in enumerate(stream):
+        if number in (600, 3599):
+            gc.collect()
+            seen.append(process.memory_info().rss)
+    # The sequence itself grows: 3,000 tokens of 1,536 bytes in three layers are 4.6 MB.
+    assert seen[1] - seen[0] < 16 << 20
+
+
+def test_memory_is_flat_over_50_requests(eng: Engine) -> None:
+    process = psutil.Process()
+    seen = []
+    for number in range(52):
+        eng.generate([PROMPT, PROMPT[:33]], Sampling(max_new_tokens=40, ignore_eos=True))
+        if number in (1, 51):
+            gc.collect()
+            seen.append((process.memory_info().rss, process.num_threads(), len(jax.live_arrays())))
+    assert seen[1][0] - seen[0][0] < 16 << 20
+    assert seen[1][1:] == seen[0][1:]
+
+
+def test_at_most_two_layers_are_alive_outside_their_home(
+    eng: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = golden("qwen3_moe")
+    layout, num_tokens = eng.model.streams[0][0].layout, len(data.long_ids)
+    one_layer = num_tokens * layout.entry_bytes(4)
+    alive: list[int] = []
+    waters: list[int] = []
+    whole = ModelPrograms._prefill_layer
+
+    def watch(self: ModelPrograms, i: int, x: jax.Array, *rest: Any) -> Any:
+        out = whole(self, i, x, *rest)
+        big = [a for a in jax.live_arrays() if a.nbytes >= one_layer // 2 and a.shape[0] >= num_tokens]
+        alive.append(sum(a.nbytes for a in big) - x.nbytes)
+        return out
+
+    made = eng._cache
+
+    def slow_cache(*args: Any, **kwargs: Any) -> Any:
+        cache = made(*args, **kwargs)
+        cache.set_fault(store_delay_ms=60)
+        closing = cache.close
+
+        def close() -> None:
+            if not waters:
+                waters.append(cache.layers_in_flight)
+            closing()
+
+        monkeypatch.setattr(cache, "close", close)
+        return cache
+
+    monkeypatch.setattr(ModelPrograms, "_prefill_layer", watch)
+    monkeypatch.setattr(eng, "_cache", slow_cache)
+    eng.generate([data.long_ids.tolist()], Sampling(max_new_tokens=1))
+    assert waters == [2]  # stores are slow, so both places were used, and never a third
+    # Outside the cache only layer inputs and outputs are arrays: no layer's entries are.
+    assert max(alive) <= 2 * num_tokens * eng.model.config.hidden_size * 4
+
+
+@pytest.mark.parametrize("delay_ms", [0, 5, 300])
+def test_slow_stores_and_workers_change_nothing(
+    eng: Engine, delay_ms: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = golden("qwen3_moe")
+    made = eng._cache
+
+    def faulty(*args: Any, **kwargs: Any) -> Any:
+        cache = made(*args, **kwargs)
+        cache.set_fault(store_delay_ms=delay_ms, job_delay_ms=1 if delay_ms else 0)
+        return cache
+
+    monkeypatch.setattr(eng, "_cache", faulty)
+    steps = 250 if delay_ms < 100 else 120
+    ids = data.long_ids[: data.long_first + steps]
+    logits = eng.score(ids, data.long_first)
+    np.testing.assert_allclose(logits, data.long_logits[: steps + 1], atol=1e-4, rtol=0)
+
+
+# --- what ends a row ------------------------------------------------------------------------------
+
+
+def test_an_end_token_ends_a_row(eng: Engine) -> None:
+    how = Sampling(max_new_tokens=30, ignore_eos=True)
+    free = eng.generate([PROMPT], how).tokens[0]
+    made = eng.eos_ids
+    try:
+        eng.eos_ids = frozenset({free[7]})
+        first = free.index(free[7])
+        result = eng.generate([PROMPT], dataclasses.replace(how, ignore_eos=False))
+        assert result.tokens[0] == free[: first + 1]
+        assert result.finish_reason == ["stop"]
+        assert eng.generate([PROMPT], how).tokens[0] == free
+    finally:
+        eng.eos_ids = made
+
+
+def test_model_length_ends_a_row(eng: Engine) -> None:
+    result = eng.generate(
+        [PROMPT, PROMPT[:9]], Sampling(max_new_tokens=64, ignore_eos=True), max_model_len=80
+    )
+    assert [len(row) for row in result.tokens] == [80 - 69 + 1, 64]
+    assert result.finish_reason == ["length", "length"]
+
+
+def test_a_full_host_budget_ends_a_row(eng: Engine) -> None:
+    """Beyond what was planned, a row ends with "length" when nothing can give its window room."""
+    block = 32 * eng.model.streams[0][0].layout.entry_bytes(4) * 3
+    how = Sampling(max_new_tokens=300, ignore_eos=True)
+    free = eng.generate([PROMPT], how).tokens[0]
+    cache = eng._cache(1, 400)
+    cache.placement.max_slots = 4
+    stream = eng.stream([PROMPT], how)
+    stream._cache.placement.max_slots = 4  # as if the memory had gone after planning
+    stream._cache._pools.max_slots = 4
+    cache.close()
+    tokens = [event.token for event in stream if event.token is not None]
+    assert block > 0
+    assert stream.result.finish_reason == ["length"]
+    assert tokens == free[: len(tokens)]
+    assert len(PROMPT) + len(tokens) == 4 * 32 + 32 + 48 + 1
+
+
+def test_closing_a_stream_early_keeps_what_there_is(eng: Engine) -> None:
+    stream = eng.stream([PROMPT], Sampling(max_new_tokens=50, ignore_eos=True))
+    seen = [next(stream).token for _ in range(5)]
+    stream.close()
+    result = stream.result
+    assert result.tokens == [seen]
+    assert result.finish_reason == ["interrupted"]
+    assert result.regions["window"]["tokens"] + result.regions["unpinned"]["tokens"] > 0
+    assert list(stream) == []
+
+
+# --- what is refused ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("prompts", "match"),
+    [
+        ([], "at least one prompt"),
+        ([[]], "empty"),
+        ([[1, 2], []], "prompt 1 is empty"),
+        ([[1, 128]], "id 128 at index 1 of prompt 0"),
+        ([[-1]], "id -1"),
+        (["text"], "tokenizer"),
+    ],
+)
+def test_bad_prompts(eng: Engine, prompts: list[Any], match: str) -> None:
+    with pytest.raises(UsageError, match=match):
+        eng.generate(prompts, Sampling(max_new_tokens=1))
+
+
+def test_a_prompt_beyond_the_limit(eng: Engine) -> None:
+    with pytest.raises(UsageError, match="69 tokens exceed max_model_len=68"):
+        eng.generate([PROMPT], Sampling(max_new_tokens=1), max_model_len=68)
+
+
+def test_a_budget_that_is_too_small(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(eng, "host_memory", 5 * 49152)
+    eng.generate([list(range(60))], Sampling(max_new_tokens=100))
+    with pytest.raises(CapacityError, match="short by 49152 bytes"):
+        eng.generate([list(range(60))], Sampling(max_new_tokens=132))
+
+
+@pytest.mark.parametrize("ids", [np.zeros(0, np.int32), np.zeros(3), np.zeros((1, 1, 1), np.int32)])
+def test_bad_arrays(eng: Engine, ids: Any) -> None:
+    with pytest.raises(UsageError, match="tokens"):
+        eng.score(ids, 1)
+
+
+@pytest.mark.parametrize("prefill", [0, 4, -1])
+def test_bad_prefill(eng: Engine, prefill: int) -> None:
+    with pytest.raises(UsageError, match="prefill"):
+        eng.score([1, 2, 3], prefill)
+
+
+@pytest.fixture(autouse=True)
+def _no_leak() -> Iterator[None]:
+    yield
+    gc.collect()
