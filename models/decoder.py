@@ -12,7 +12,6 @@ from wscope_jax.layout import Stream
 from wscope_jax.models.blocks import DType, Layer, RMSNorm, multiply
 from wscope_jax.models.config import ModelConfig
 from wscope_jax.schedules import InOrder, Projection
-from wscope_jax.views import Views
 
 
 class Decoder(nnx.Module):
@@ -91,6 +90,6 @@ class Decoder(nnx.Module):
         """Softmax scale of layer `layer`."""
         return float(self.layers[layer].scale)
 
-    def __call__(self, ids: Int32[Array, " B"], views: Views) -> tuple[Float[Array, "B O"], Views]:
-        """One decode step in the plain order: float32 logits and the views after it."""
+    def __call__(self, ids: Int32[Array, " B"], views: Any) -> tuple[Float[Array, "B O"], Any]:
+        """One decode step in the plain order: float32 logits, and the cache's views after the step."""
         return InOrder()(self, ids, views)

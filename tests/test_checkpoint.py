@@ -88,7 +88,7 @@ def test_a_file_is_no_directory(tiny):
 
 
 def test_a_path_with_nul_is_refused():
-    assert "no path of a directory" in fault("a\0b")
+    assert fault("a\0b") == "'a\\x00b': no path; name the folder that holds config.json"
 
 
 def test_directory_without_config(tiny):
@@ -98,7 +98,7 @@ def test_directory_without_config(tiny):
 
 def test_empty_directory(tmp_path):
     assert "no config.json" in fault(tmp_path)
-    with pytest.raises(CheckpointError, match="an empty directory; a checkpoint has model.safe"):
+    with pytest.raises(CheckpointError, match=r"an empty directory; a checkpoint has model\.safe"):
         Checkpoint(tmp_path)
 
 
@@ -193,7 +193,7 @@ def test_all_missing_shards_are_listed(sharded):
     for number in (1, 3):
         (sharded / f"model-0000{number}-of-00003.safetensors").unlink()
     message = fault(sharded)
-    assert "2 problems (2 missing files)" in message
+    assert "2 problems (missing files: 2)" in message
     assert "'model-00001-of-00003.safetensors' is missing" in message
     assert "'model-00003-of-00003.safetensors' is missing" in message
 
@@ -345,7 +345,7 @@ def entry(dtype="F32", shape=(2,), offsets=(0, 8)):
 def test_corrupt_headers_name_the_file_and_the_reason(sharded, raw):
     (sharded / SHARD).write_bytes(raw)
     message = fault(sharded)
-    assert f"{sharded}: {sharded / SHARD}: " in message
+    assert message.startswith(f"{sharded / SHARD}: ")
     assert message.endswith("; fetch the checkpoint again")
 
 
@@ -360,7 +360,7 @@ def test_all_bad_files_are_reported_at_once(sharded):
     (sharded / "model-00001-of-00003.safetensors").write_bytes(b"")
     (sharded / "model-00003-of-00003.safetensors").unlink()
     message = fault(sharded)
-    assert "3 problems (1 missing files, 2 unreadable files)" in message
+    assert "3 problems (missing files: 1, unreadable files: 2)" in message
     for what in ("a Git LFS pointer, not the file itself", "an empty file", "is missing"):
         assert what in message
 
@@ -380,10 +380,10 @@ def test_missing_unexpected_misshapen_and_mistyped_at_once(tiny):
     edit_tensors(tiny, edit)
     message = fault(tiny)
     for what in (
-        "2 missing tensors",
-        "1 unexpected tensors",
-        "1 tensors of a wrong shape",
-        "1 tensors of a wrong dtype",
+        "missing tensors: 2",
+        "unexpected tensors: 1",
+        "tensors of a wrong shape: 1",
+        "tensors of a wrong dtype: 1",
         "'model.layers.1.mlp.experts.3.up_proj.weight' [24, 32] is missing",
         "'lm_head.weight' [128, 32] is missing",
         "'model.layers.7.mlp.gate.weight' in model.safetensors is not expected",
@@ -428,15 +428,12 @@ def test_a_file_that_shrinks_while_it_is_read(tiny):
     checkpoint = Checkpoint(tiny)
     path = tiny / "model.safetensors"
     os.truncate(path, path.stat().st_size - 1000)
-    name, stored = max(checkpoint.tensors.items(), key=lambda item: item[1].begin)
     places = [
-        Place((other,), entry.shape, [[Piece(other, entry.shape)]])
-        for other, entry in checkpoint.tensors.items()
+        Place((name,), stored.shape, [[Piece(name, stored.shape)]])
+        for name, stored in checkpoint.tensors.items()
     ]
     with pytest.raises(CheckpointError, match="became shorter while it was read"):
         list(checkpoint.load(places, np.dtype(np.float32)))
-    assert name
-    assert stored
 
 
 def test_each_number_is_read_once(sharded, monkeypatch):
@@ -450,13 +447,8 @@ def test_each_number_is_read_once(sharded, monkeypatch):
 
     monkeypatch.setattr(os, "preadv", watch)
     models.load(sharded)
-    total = sum(
-        np.prod(stored.shape) * ml_dtypes.bfloat16.dtype.itemsize
-        if hasattr(ml_dtypes.bfloat16, "dtype") and hasattr(ml_dtypes.bfloat16.dtype, "itemsize")
-        else np.prod(stored.shape) * 2
-        for stored in Checkpoint(sharded).tensors.values()
-    )
-    assert sum(num for _, _, num in ranges) == total
+    stored = Checkpoint(sharded).tensors.values()
+    assert sum(num for _, _, num in ranges) == sum(2 * np.prod(tensor.shape) for tensor in stored)
     last = {}
     for file, offset, num in sorted(ranges):
         assert last.get(file, 0) <= offset
@@ -471,7 +463,10 @@ def test_places_of_any_stored_dtype(tmp_path):
         "F16": rng.standard_normal((3, 4)).astype(np.float16),
         "F32": rng.standard_normal((3, 4)).astype(np.float32),
     }
-    save_file(numbers | {"part": np.arange(24, dtype=np.float32).reshape(4, 6)}, tmp_path / "a.safetensors")
+    save_file(
+        numbers | {"part": np.arange(24, dtype=np.float32).reshape(4, 6)},
+        tmp_path / "a.safetensors",
+    )
     checkpoint = Checkpoint(tmp_path)
     stack = [Piece(name, (3, 4)) for name in numbers]
     rows = [Piece("part", (4, 6), start) for start in (18, 0)]

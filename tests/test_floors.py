@@ -17,7 +17,9 @@ PACKAGE: Final = ROOT / "wscope_jax"
 # what stands before it on its own floor, and its own place.
 FLOORS: Final = {
     **dict.fromkeys(("errors", "cores", "layout", "placement", "roofline"), (0, 0)),
-    **dict.fromkeys(("partial", "sampling", "stopping", "step_plan", "compiled"), (0, 0)),
+    **dict.fromkeys(
+        ("partial", "sampling", "stopping", "step_plan", "compiled", "demo_text"), (0, 0)
+    ),
     **dict.fromkeys(("_ffi", "views", "ops", "pools", "dispatcher", "experts"), (1, 0)),
     **dict.fromkeys(("checkpoint", "tokenizer"), (1, 0)),
     "attention": (2, 0),

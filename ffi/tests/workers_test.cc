@@ -2,6 +2,7 @@
 #include "workers.h"
 
 #include <dirent.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -27,6 +28,53 @@ void TestNoWorkers() {
   CHECK(Workers::Get().num_workers() == 0);
   CHECK(!Workers::Get().Submit(std::make_shared<Task>(1, [](int) {})));
   CHECK(Throws<std::invalid_argument>([] { Workers::Get().Start(0); }, "n is 0"));
+}
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+constexpr bool kSanitized = true;  // Sanitizers cannot live with little address space.
+#else
+constexpr bool kSanitized = false;
+#endif
+
+// Leaves this process so many bytes of address space beyond what it has.
+void LimitAddressSpace(int64_t extra) {
+  int64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  const rlim_t bytes = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + extra);
+  const rlimit limit{bytes, bytes};
+  CHECK(setrlimit(RLIMIT_AS, &limit) == 0);
+}
+
+// True if `body` in a child, whose pool of workers is a new one, returns true.
+template <typename Body>
+bool InChild(const Body& body) {
+  const pid_t child = fork();
+  if (child == 0) _exit(body() ? 0 : 1);
+  int status = -1;
+  return waitpid(child, &status, 0) == child && status == 0;
+}
+
+// The system refuses threads: the pool is smaller, or there is none and that is said. Must run
+// before this process has workers.
+void TestRefusedThreads() {
+  if (kSanitized) return;
+  CHECK(InChild([] {
+    LimitAddressSpace(int64_t{100} << 20);  // Room for some stacks of 8 MiB.
+    Workers::Get().Start(1000);
+    const int workers = Workers::Get().num_workers();
+    std::atomic<int> runs{0};
+    const auto task = std::make_shared<Task>(20, [&](int) { ++runs; });
+    if (!Workers::Get().Submit(task)) return false;
+    task->Wait();
+    Workers::Get().Stop();
+    return workers >= 1 && workers < 1000 && runs == 20;
+  }));
+  CHECK(InChild([] {
+    LimitAddressSpace(int64_t{1} << 20);
+    return Throws<std::runtime_error>([] { Workers::Get().Start(2); },
+                                      "refuses to start a thread") &&
+           Workers::Get().num_workers() == 0;
+  }));
 }
 
 void TestParts() {
@@ -131,17 +179,13 @@ void TestNames() {
 }
 
 void TestFork() {
-  const pid_t child = fork();
-  if (child == 0) {
+  CHECK(InChild([] {
     const bool good = Throws<std::runtime_error>([] { Workers::Get().Start(2); }, "fork") &&
                       Throws<std::runtime_error>([] { Workers::Get().Start(5); }, "fork") &&
                       !Workers::Get().Submit(std::make_shared<Task>(1, [](int) {}));
     Workers::Get().Stop();
-    _exit(good ? 0 : 1);
-  }
-  int status = -1;
-  CHECK(waitpid(child, &status, 0) == child);
-  CHECK(status == 0);
+    return good;
+  }));
 }
 
 // What was submitted is done; nothing new is taken.
@@ -167,6 +211,7 @@ void TestStop() {
 }  // namespace wscope
 
 int main() {
+  wscope::TestRefusedThreads();
   wscope::TestNoWorkers();
   wscope::TestParts();
   wscope::TestStress();

@@ -7,12 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import jax
 import pytest
 
 from wscope_jax import cores, policies
 from wscope_jax.cli import options, start
 from wscope_jax.engine import Engine
-from wscope_jax.errors import UsageError
+from wscope_jax.errors import MachineError, UsageError
 from wscope_jax.sampling import Sampling
 
 
@@ -103,6 +104,16 @@ def test_share_makes_a_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_share_of_a_fixed_policy(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(UsageError, match="share"):
         opened(monkeypatch, "--policy", "cpu_only", "--cpu-share", "0.3")
+
+
+@pytest.mark.parametrize("error", [AssertionError(), RuntimeError("no backend 'cuda'")])
+def test_no_device(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def fail() -> None:
+        raise error
+
+    monkeypatch.setattr(jax, "devices", fail)
+    with pytest.raises(MachineError, match=r"JAX_PLATFORMS=cpu: no .*'?cuda|plugin"):
+        start.require_device()
 
 
 def sampling(*words: str) -> Any:

@@ -213,7 +213,9 @@ def test_random_model_runs_and_repeats():
 
 
 def test_unknown_dtype_is_refused():
-    with pytest.raises(UsageError, match="'int8' is not supported; choose one of bfloat16, float32"):
+    with pytest.raises(
+        UsageError, match="'int8' is not supported; choose one of bfloat16, float32"
+    ):
         models.load(CHECKPOINTS["mixtral"], "int8")
 
 

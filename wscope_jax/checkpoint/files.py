@@ -43,10 +43,11 @@ class Problems:
         total = self._counts.total()
         kinds = sorted(self._counts, key=lambda kind: self._counts[kind])
         texts = [text for kind in kinds for text in self._found[kind]][:SHOWN]
-        if total == 1:
-            raise CheckpointError(f"{self.where}: {texts[0]}; {remedy}")
+        if total == 1:  # where the text names its file itself, that is enough
+            where = "" if texts[0].startswith(f"{self.where}") else f"{self.where}: "
+            raise CheckpointError(f"{where}{texts[0]}; {remedy}")
         if total:
-            counts = ", ".join(f"{self._counts[kind]} {kind}" for kind in kinds)
+            counts = ", ".join(f"{kind}: {self._counts[kind]}" for kind in kinds)
             texts += [f"... and {total - len(texts)} more"] * (total > len(texts))
             lines = "".join(f"\n  {text}" for text in texts)
             raise CheckpointError(f"{self.where}: {total} problems ({counts}); {remedy}{lines}")
@@ -65,6 +66,8 @@ def open_directory(directory: str | os.PathLike[str]) -> Path:
         CheckpointError: It is missing, unreadable or not a directory.
     """
     path = Path(directory)
+    if "\0" in str(path):
+        raise CheckpointError(f"{show(str(path))}: no path; name the folder that holds config.json")
     try:
         if path.is_dir():
             os.listdir(path)
@@ -73,8 +76,6 @@ def open_directory(directory: str | os.PathLike[str]) -> Path:
         near = sorted(str(config.parent) for config in path.parent.glob("*/config.json"))[:5]
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError:  # a NUL in the path
-        raise CheckpointError(f"{show(str(path))}: no path of a directory") from None
     what = "not a directory" if exists else "no such directory"
     hint = f"; beside it are {', '.join(near)}" if near else ""
     raise CheckpointError(f"{path}: {what}; name the folder that holds config.json{hint}")
@@ -88,8 +89,8 @@ def locate(root: Path, name: str) -> Path | None:
             that leaves the directory (a hub's cache, which keeps every snapshot as links to the
             blobs folder beside it, is allowed).
     """
-    plain = name not in ("", ".", "..") and not any(c in name for c in "/\\\0")
-    if not plain or len(os.fsencode(name)) > MAX_NAME_BYTES:
+    plain = name not in ("", ".", "..") and not any(c in name for c in "/\\")
+    if not plain or not name.isprintable() or len(name.encode()) > MAX_NAME_BYTES:
         raise CheckpointError(
             f"{root}: the file name {show(name)} is refused; a checkpoint's files lie in its folder"
         )

@@ -63,24 +63,21 @@ def read_headers(root: Path) -> dict[str, Stored]:
     """
     problems = Problems(root)
     index = _read_index(root)
-    files = _find_files(root, index, problems)
-    tensors: dict[str, Stored] = {}
-    bad: set[str] = set()
-    for path in files:
+    headers: dict[str, dict[str, Stored]] = {}
+    for path in _find_files(root, index, problems):
         try:
-            found = _read_header(path)
+            headers[path.name] = _read_header(path)
         except CheckpointError as error:
-            bad.add(path.name)
             problems.add("unreadable files", str(error))
-            continue
-        for name, stored in found.items():
+    tensors: dict[str, Stored] = {}
+    for file, header in headers.items():
+        for name, stored in header.items():
             if name in tensors:
-                places = f"{tensors[name].file.name} and in {path.name}"
-                problems.add("tensors stored twice", f"{show(name)} is in {places}")
+                files = f"{tensors[name].file.name} and in {file}"
+                problems.add("tensors stored twice", f"{show(name)} is in {files}")
             tensors[name] = stored
-    present = {path.name for path in files} - bad
     for name, shard in index.items():
-        if shard in present and (name not in tensors or tensors[name].file.name != shard):
+        if shard in headers and name not in headers[shard]:
             where = f", it is in {tensors[name].file.name}" if name in tensors else ""
             problems.add(
                 "misplaced tensors", f"{show(name)} is not in {shard}, as {INDEX} has it{where}"
@@ -112,17 +109,19 @@ def _find_files(root: Path, index: Mapping[str, str], problems: Problems) -> lis
     """The safetensors files to read; opens none."""
     present = {path.name for path in root.iterdir() if path.name.endswith(".safetensors")}
     wanted = sorted(set(index.values()) or present & {SINGLE} or present)
+    refused = Problems(root)
     files = []
     for name in wanted:
         try:
             path = locate(root, name)
         except CheckpointError as error:
-            problems.add("refused files", str(error))
+            refused.add("refused files", str(error))
             continue
         if path is None:
             problems.add("missing files", f"{show(name)} is missing")
         else:
             files.append(path)
+    refused.check("a checkpoint that does this is not to be trusted")
     if not wanted:
         raise CheckpointError(_describe_without_safetensors(root))
     if ignored := sorted(present - set(wanted)):

@@ -68,7 +68,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
     text = text if len(text) <= 400 else text[:400] + "..."
     if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
         return f"error: out of memory: {text}", CapacityError.exit_code
-    if isinstance(error, ImportError) or "Unable to initialize backend" in text:
+    if isinstance(error, ImportError):
         return f"error: {text}", MachineError.exit_code
     hint = "" if options.is_debug() else " (WSCOPE_DEBUG=1 shows where)"
     return f"error: {type(error).__name__}: {text}{hint}", WscopeError.exit_code

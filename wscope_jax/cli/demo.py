@@ -23,6 +23,7 @@ def run(arguments: argparse.Namespace) -> int:
         WscopeError: What was wrong, with its exit code.
     """
     start.prepare()
+    start.require_device()
     values, difference = _measure()
     if arguments.json:
         answer.print_json(values)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from wscope_jax.errors import CheckpointError, UsageError
 
 Prompt = str | list[int]
-Array = npt.NDArray[np.generic]
+Ids = npt.NDArray[np.int64]
 
 
 def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
@@ -47,7 +47,7 @@ def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
     return [text]
 
 
-def read_tokens(file: Path) -> Array:
+def read_tokens(file: Path) -> Ids:
     """The token ids of one `.npy` file as int64, [T] for one sequence or [B, T] for a batch.
 
     Raises:
@@ -73,12 +73,12 @@ def read_tokens(file: Path) -> Array:
     return ids.astype(np.int64)
 
 
-def _load(stream: BinaryIO) -> Array:
+def _load(stream: BinaryIO) -> npt.NDArray[np.generic]:
     """Reads one array; refuses pickles and archives, which `numpy.load` would recognise."""
     if stream.read(6) != np.lib.format.MAGIC_PREFIX:
         raise ValueError("no .npy header")
     stream.seek(0)
-    array: Array = np.lib.format.read_array(stream, allow_pickle=False)
+    array: npt.NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
     return array
 
 

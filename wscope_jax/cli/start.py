@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from wscope_jax import cores
 from wscope_jax.cli import options
+from wscope_jax.errors import MachineError
 
 if TYPE_CHECKING:
     from wscope_jax.engine import Engine
@@ -42,6 +43,22 @@ def prepare(threads: int | None = None) -> None:
     logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
 
 
+def require_device() -> None:
+    """Starts jax's backend.
+
+    Raises:
+        MachineError: If there is none for what JAX_PLATFORMS asks for.
+    """
+    import jax
+
+    try:
+        jax.devices()
+    except (RuntimeError, AssertionError) as error:  # an assertion: a platform without its plugin
+        asked = os.environ.get("JAX_PLATFORMS", "")
+        text = " ".join(str(error).split()) or "no such device, or no jax plugin for it"
+        raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
+
+
 def open_engine(arguments: argparse.Namespace) -> "Engine":
     """Loads the checkpoint behind the options of `generate` and `score`.
 
@@ -55,6 +72,7 @@ def open_engine(arguments: argparse.Namespace) -> "Engine":
     from wscope_jax.engine import Engine
 
     policy = policies.choose(arguments.policy, arguments.cpu_share)
+    require_device()
     return Engine.from_pretrained(
         arguments.model,
         policy=policy,

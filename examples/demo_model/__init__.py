@@ -1,0 +1,1 @@
+"""The parts of `train_demo_model.py`."""
