@@ -87,7 +87,9 @@ def test_at_most_two_layers_are_alive_outside_their_home(
 
     def watch(self: ModelPrograms, i: int, x: jax.Array, *rest: Any) -> Any:
         out = whole(self, i, x, *rest)
-        big = [a for a in jax.live_arrays() if a.nbytes >= one_layer // 2 and a.shape[0] >= num_tokens]
+        big = [
+            a for a in jax.live_arrays() if a.nbytes >= one_layer // 2 and a.shape[0] >= num_tokens
+        ]
         alive.append(sum(a.nbytes for a in big) - x.nbytes)
         return out
 

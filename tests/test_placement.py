@@ -35,7 +35,7 @@ class PlacementMachine(RuleBasedStateMachine):
     def start_move(self, row: int, region: Region) -> None:
         window = self.regions.get(row, []).count(Region.WINDOW)
         if window < BLOCK or row in self.moving or not self.placement.has_room(region):
-            with pytest.raises(ValueError, match="row|region"):
+            with pytest.raises(ValueError, match=r"row|region"):
                 self.placement.start_move(row, region)
             return
         before = [r.num_used for r in self.placement.slot_lists.values()]

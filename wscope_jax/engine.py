@@ -104,7 +104,8 @@ class Engine:
             CheckpointError: anything wrong with the checkpoint.
             UsageError: an impossible argument.
         """
-        del gpu_memory
+        if gpu_memory is not None and jax.default_backend() == "cpu":
+            log.warning("gpu_memory: there is no GPU here; the budget of %d bytes is not used", gpu_memory)
         config = registry.read_config(directory)
         model = registry.load(directory, dtype)
         return cls(

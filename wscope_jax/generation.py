@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -163,7 +163,7 @@ class Generation:
         self._events.close()
         self._close()
 
-    def _run(self) -> Iterator[Event]:
+    def _run(self) -> Generator[Event]:
         try:
             yield from self._prefill()
             yield from self._decode()

@@ -99,7 +99,7 @@ class ModelPrograms:
         self, cache: InplaceKVCache, ids: Any, rows: RowSampling, turns: int, *, ahead: bool = False
     ) -> Any:
         views = cache.views
-        owner = jax.ShapeDtypeStruct((turns, cache.slots_per_chunk), jnp.int32)
+        owner: Any = jax.ShapeDtypeStruct((turns, cache.slots_per_chunk), jnp.int32)
         views = dataclasses.replace(views, shared=views.shared._replace(owner=owner))
         schedule = cache.policy.schedule
         key = ("step", cache.spec, cache.batch, cache.slots_per_chunk, turns, schedule)
@@ -154,16 +154,20 @@ class ModelPrograms:
 
     def _embed(self, ids: jax.Array) -> jax.Array:
         fn = functools.partial(_embed, model=self._model)
-        return self.programs.call(("embed", ids.shape), fn, (self._model.leaves, ids))
+        x: jax.Array = self.programs.call(("embed", ids.shape), fn, (self._model.leaves, ids))
+        return x
 
     def logits(self, x: jax.Array) -> jax.Array:
         """Float32 logits [N, vocabulary] of the last layer's output [N, M]."""
         fn = functools.partial(_logits, model=self._model)
-        return self.programs.call(("logits", x.shape), fn, (self._model.leaves, x))
+        out: jax.Array = self.programs.call(("logits", x.shape), fn, (self._model.leaves, x))
+        return out
 
     def sample(self, logits: jax.Array, rows: RowSampling, positions: jax.Array) -> jax.Array:
         """Next token of each row from its logits [B, vocabulary], at positions int32 [B]."""
-        return self.programs.call(("sample", logits.shape), sample, (logits, rows, positions))
+        key = ("sample", logits.shape)
+        out: jax.Array = self.programs.call(key, sample, (logits, rows, positions))
+        return out
 
 
 def _decode_step(
@@ -192,8 +196,10 @@ def _prefill_layer(
 
 
 def _embed(leaves: Leaves, ids: jax.Array, *, model: Split) -> jax.Array:
-    return model.join(leaves).embed(ids)
+    x: jax.Array = model.join(leaves).embed(ids)
+    return x
 
 
 def _logits(leaves: Leaves, x: jax.Array, *, model: Split) -> jax.Array:
-    return model.join(leaves).logits(x)
+    out: jax.Array = model.join(leaves).logits(x)
+    return out

@@ -63,7 +63,9 @@ def test_policies_by_name() -> None:
     assert choose("auto", 0.25) == choose("write_scope", 0.25) == WriteScope(share=0.25)
 
 
-@pytest.mark.parametrize(("name", "share"), [("nothing", None), ("cpu_only", 0.5), ("auto", 1.5), ("auto", float("nan"))])
+@pytest.mark.parametrize(
+    ("name", "share"), [("nothing", None), ("cpu_only", 0.5), ("auto", 1.5), ("auto", float("nan"))]
+)
 def test_choose_refuses(name: str, share: float | None) -> None:
     with pytest.raises(UsageError):
         choose(name, share)

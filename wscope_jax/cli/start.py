@@ -5,6 +5,7 @@ import logging
 import os
 import sys
 import warnings
+import zlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,7 @@ def prepare(threads: int | None = None) -> None:
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         warnings.simplefilter("ignore")  # those of the libraries; ours are logged
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_compilation_cache()))
     if not _expects_gpu():
         # XLA's own pool keeps to the cores that the workers leave it: both compute at once.
         share = cores.split(cores.available(), threads=threads)
@@ -96,6 +98,20 @@ def make_sampling(arguments: argparse.Namespace) -> "Sampling":
     given = {name: getattr(arguments, name) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
     return Sampling(stop=tuple(arguments.stop or ()), **given)
+
+
+def _compilation_cache() -> Path:
+    """Where compiled programs persist between runs: one folder per kind of processor.
+
+    A program compiled for one processor may use instructions that another lacks, and a home directory may be shared.
+    """
+    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    return Path(home) / "wscope_jax" / f"xla-{zlib.crc32(features.encode()):08x}"
 
 
 def _expects_gpu() -> bool:

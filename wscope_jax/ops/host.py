@@ -64,7 +64,7 @@ def host_start(
         has_side_effect=True,
         input_output_aliases={0: 0, 1: 1},
     )
-    return call(
+    q, order = call(
         q,
         order,
         engine=np.int32(engine),
@@ -76,6 +76,7 @@ def host_start(
         scale=np.float32(scale),
         storage=storage,
     )
+    return q, order
 
 
 def host_finish(
