@@ -19,7 +19,7 @@ import jax
 from demo_model import corpus, export, network, training
 from demo_model.sequences import Sampler
 
-SHARES = {1: (1.0,), 2: (0.6, 0.4), 3: (0.35, 0.25, 0.4)}  # of the time, by the number of lengths
+SHARES = {1: (1.0,), 2: (0.6, 0.4), 3: (0.3, 0.25, 0.45)}  # of the time, by the number of lengths
 TINY = network.Shape(num_layers=2, width=32, head_dim=16, expert_width=16)
 
 

@@ -167,9 +167,9 @@ def _route(
     """The weighted experts of each token, and the product of the experts' load and probability."""
     logits_BTE = jnp.einsum("btm,em->bte", h, weights["router"], precision="highest")
     probs_BTE = jax.nn.softmax(logits_BTE)
-    best_BTX, _ = jax.lax.top_k(probs_BTE, shape.top_k)
-    entered_BTE = probs_BTE >= best_BTX[..., -1:]
-    share_BTE = jnp.where(entered_BTE, probs_BTE, 0) / jnp.sum(best_BTX, axis=-1, keepdims=True)
+    entered_BTE = _is_among_best(jax.lax.stop_gradient(probs_BTE), shape.top_k)
+    share_BTE = jnp.where(entered_BTE, probs_BTE, 0)
+    share_BTE = share_BTE / jnp.sum(share_BTE, axis=-1, keepdims=True)
     dtype = jnp.dtype(arithmetic.dtype)
     gate_BTEF = _dot("btm,efm->btef", h, weights["gate"], arithmetic, dtype)
     up_BTEF = _dot("btm,efm->btef", h, weights["up"], arithmetic, dtype)
@@ -177,3 +177,12 @@ def _route(
     y_BTM = _dot("btef,emf->btm", inner_BTEF, weights["down"], arithmetic)
     load_E = entered_BTE.mean((0, 1)) / shape.top_k
     return y_BTM, shape.num_experts * jnp.sum(load_E * probs_BTE.mean((0, 1)))
+
+
+def _is_among_best(probs: jax.Array, num: int) -> jax.Array:
+    """Whether each number is among the `num` largest of the last axis; cheaper than a sort on a GPU."""
+    rest = probs
+    for _ in range(num):
+        least = rest.max(-1, keepdims=True)
+        rest = jnp.where(rest == least, -jnp.inf, rest)
+    return probs >= least

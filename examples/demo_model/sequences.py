@@ -26,7 +26,6 @@ PLAIN_SHARE: Final = 0.15  # sequences that are only prose
 EXAM_SHARE: Final = 0.5  # sequences that ask everything in their last part
 EXAM_PART: Final = 0.15  # that part
 TIMES_ASKED: Final = (0.15, 0.75, 0.10)  # probabilities that a note is asked for 0, 1, 2 times
-QUEUED: Final = 4  # batches ahead, per process
 
 
 class Batch(NamedTuple):
@@ -102,21 +101,28 @@ class Sampler:
         return int(self.line_starts[np.searchsorted(self.line_starts, at, "right") - 1])
 
 
-def stream(sampler: Sampler, num: int, length: int, num_processes: int) -> Iterator[Batch]:
-    """Batches 0, 1, 2 ... without end."""
+def start(sampler: Sampler, num_processes: int) -> concurrent.futures.ProcessPoolExecutor:
+    """Processes that draw from a sampler."""
     # A forked child of a process with XLA's threads may hang.
     context = multiprocessing.get_context("spawn")
-    pool = concurrent.futures.ProcessPoolExecutor(num_processes, context, _keep, (sampler,))
+    return concurrent.futures.ProcessPoolExecutor(num_processes, context, _keep, (sampler,))
+
+
+def stream(
+    pool: concurrent.futures.ProcessPoolExecutor, num: int, length: int, num_queued: int
+) -> Iterator[Batch]:
+    """Batches 0, 1, 2 ... without end, `num_queued` of them drawn ahead."""
     queue: collections.deque[concurrent.futures.Future[Batch]] = collections.deque()
     index = 0
     try:
         while True:
-            while len(queue) < QUEUED * num_processes:
+            while len(queue) < num_queued:
                 queue.append(pool.submit(_draw, index, num, length))
                 index += 1
             yield queue.popleft().result()
     finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+        for future in queue:
+            future.cancel()
 
 
 _sampler: Sampler

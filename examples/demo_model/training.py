@@ -14,7 +14,7 @@ import numpy as np
 import optax
 
 from demo_model.network import Arithmetic, Params, Shape, forward
-from demo_model.sequences import DIGIT, PROSE, Batch, Sampler, stream
+from demo_model.sequences import DIGIT, PROSE, Batch, Sampler, start, stream
 from wscope_jax.demo_text import NUM_DIGITS
 
 ANSWER_WEIGHT: Final = 1.0  # of the mean loss of an answer's digit, beside that of a byte of prose
@@ -23,6 +23,7 @@ WEIGHT_DECAY: Final = 0.1
 WARM_UP: Final = 0.02  # part of the training
 LAST_RATE: Final = 0.01  # of the highest learning rate
 IN_FLIGHT: Final = 3  # steps that the device may lag behind, so that the clock tells the truth
+QUEUED: Final = 4  # batches drawn ahead, per process
 REPORT_S: Final = 20.0
 HELD_OUT_BATCH: Final = 1 << 20  # index of the batch that is measured; training does not get there
 
@@ -86,6 +87,7 @@ def train(
         optax.add_decayed_weights(WEIGHT_DECAY, lambda tree: jax.tree.map(_is_matrix, tree)),
     )
     state = (params, optimizer.init(params))
+    pool = start(texts[0], plan.num_processes)
     compiled = _compile_ahead(state, shape, arithmetic, plan, optimizer)
     clock = _Clock(plan)
     step = 0
@@ -94,7 +96,7 @@ def train(
         if place == 0:
             clock.start()
         held = texts[1].batch(HELD_OUT_BATCH, phase.batch, phase.length)
-        batches = stream(texts[0], phase.batch, phase.length, plan.num_processes)
+        batches = stream(pool, phase.batch, phase.length, QUEUED * plan.num_processes)
         flight: collections.deque[jax.Array] = collections.deque()
         last_report = time.monotonic()
         end = sum(other.share for other in plan.phases[: place + 1])
@@ -111,6 +113,7 @@ def train(
                 last_report = time.monotonic()
         batches.close()
         report(state[0], phase, _figures(step, progress, losses, measure, state[0], held))
+    pool.shutdown(cancel_futures=True)
     return state[0]
 
 
