@@ -4,22 +4,23 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Final, TypeVar
+from typing import Final, TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wscope_jax.attention import STORE_ORDERS, evict
+from wscope_jax.attention import STORE_ORDERS
 from wscope_jax.compiled import Programs
 from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.errors import CapacityError, UsageError
+from wscope_jax.evictions import Evictions
 from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, EntryLayout, Region, Stream, byte_order
 from wscope_jax.placement import HOST_REGIONS, Placement
 from wscope_jax.policies import Policy
 from wscope_jax.pools import HostPools
 from wscope_jax.step_plan import StepPlan, chunk_table, decode_plan, store_plan, turn_bucket
-from wscope_jax.views import CacheSpec, Rings, Shared, Views, empty_views
+from wscope_jax.views import CacheSpec, Views, empty_views
 
 T = TypeVar("T")
 
@@ -87,7 +88,7 @@ class InplaceKVCache:
         self.placement = Placement(batch, window, slots)
         self._pools = HostPools(self.num_layers, window * self.entry_bytes, slots)
         self._dispatcher = Dispatcher(self._pools)
-        self._moving: dict[int, int] = {}  # row -> ticket of its block under way
+        self._evictions = Evictions(self.placement, self._dispatcher, self.programs, self._route)
         self._active: set[int] = set()
         self._turns = 1 if policy.uses_link else 0
         self._num_chunks = 0
@@ -178,7 +179,7 @@ class InplaceKVCache:
 
     def is_full(self, row: int) -> bool:
         """Whether `row` cannot take another token: its window is full and nothing can give it room."""
-        if self.placement.window_length(row) < self.spec.capacity or row in self._moving:
+        if self.placement.window_length(row) < self.spec.capacity or row in self._evictions:
             return False
         return not self._places or self._route(row) is None
 
@@ -249,7 +250,8 @@ class InplaceKVCache:
             CapacityError: an active row's window is full and nothing can give it room (see `is_full`).
         """
         with self._dispatcher.lock:
-            self._settle()
+            if self._evictions.settle():
+                self._plan = None
             for row in self.active_rows:
                 self._make_room(row)
             if self._plan is None:
@@ -276,7 +278,7 @@ class InplaceKVCache:
         """Ends the sequence of `row` and frees its slots, once the last step that read them has ended."""
         with self._dispatcher.lock:
             jax.block_until_ready(self._views.shared)
-            self._moving.pop(row, None)
+            self._evictions.forget(row)
             self.placement.release(row)
             self._active.discard(row)
             self._plan = None
@@ -284,9 +286,7 @@ class InplaceKVCache:
     def compile_evict(self) -> None:
         """Compiles the program that moves a block out of the window, before it is needed."""
         if self._places:
-            index = jax.ShapeDtypeStruct((), jnp.int32)
-            args = (self._views.layers, self._views.shared.order, index, index)
-            self.programs.get(self._evict_key, self._evict_program, args, donate=(1,))
+            self._evictions.compile(self._views)
 
     # --- inside -------------------------------------------------------------------------------
 
@@ -305,61 +305,22 @@ class InplaceKVCache:
         return self.policy.route(occupancy)
 
     def _start_evictions(self) -> None:
-        """Starts to move full blocks out of windows, fullest window first, a few rows a step."""
-        if not self._places:
-            return
-        due = [
-            row
-            for row in self.active_rows
-            if row not in self._moving and self.placement.window_length(row) >= self.block
-        ]
-        due.sort(key=lambda row: -self.placement.window_length(row))
-        # Rows of equal length fall due in the same step: spread them over half of the spare entries.
-        for row in due[: -(-2 * self.batch // WINDOW_SPARE)]:
+        for row in self._evictions.due(self.active_rows) if self._places else []:
             self._start_move(row)
 
     def _start_move(self, row: int) -> bool:
-        """Sends the oldest block of a row's window on its way; False if nothing has room for it."""
-        region = self._route(row)
-        if region is None:
-            return False
-        start = self.placement.window_start(row)
-        slot = self.placement.start_move(row, region)
-        calls = [[(0, slot)] if byte_order(region) is order else [] for order in STORE_ORDERS]
-
-        def run(views: Views) -> tuple[Views, None]:
-            args = (views.layers, views.shared.order, jnp.int32(row), jnp.int32(start))
-            order = self.programs.call(self._evict_key, self._evict_program, args, donate=(1,))
-            return dataclasses.replace(views, shared=views.shared._replace(order=order)), None
-
-        self._dispatch(store_plan(range(self.num_layers), calls), run)
-        self._moving[row] = self._dispatcher.tickets
-        return True
-
-    @property
-    def _evict_key(self) -> tuple[Any, ...]:
-        return ("evict", self.spec, self.layout, self.num_layers, self.batch)
-
-    @property
-    def _evict_program(self) -> Callable[..., jax.Array]:
-        return functools.partial(_evict, spec=self.spec, layouts=self._views.layouts)
-
-    def _settle(self) -> None:
-        """Lets every block that has arrived answer from its slot, and no longer from the window."""
-        completed = self._dispatcher.completed
-        for row, ticket in list(self._moving.items()):
-            if ticket <= completed:
-                self.placement.finish_move(row)
-                del self._moving[row]
-                self._plan = None
+        views = self._evictions.start(row, self._views)
+        self._views = views or self._views
+        return views is not None
 
     def _make_room(self, row: int) -> None:
         if self.placement.window_length(row) < self.spec.capacity:
             return
-        if row not in self._moving and not (self._places and self._start_move(row)):
+        if row not in self._evictions and not (self._places and self._start_move(row)):
             raise CapacityError(self._full_text(f"another token of row {row}"))
-        self._dispatcher.wait(self._moving[row])
-        self._settle()
+        self._evictions.wait(row)
+        self._evictions.settle()
+        self._plan = None
 
     def _refresh(self) -> None:
         """Rebuilds the decode plan and the operands that follow from the placement."""
@@ -418,17 +379,3 @@ def _only_layout(streams: Sequence[Sequence[Stream]]) -> EntryLayout:
     if not streams or any(len(layer) != 1 for layer in streams) or len(layouts) != 1:
         raise NotImplementedError("streams: every layer must store one stream, all of one layout")
     return layouts.pop()
-
-
-def _evict(
-    layers: tuple[tuple[Rings, ...], ...],
-    order: jax.Array,
-    row: jax.Array,
-    start: jax.Array,
-    *,
-    spec: CacheSpec,
-    layouts: tuple[tuple[EntryLayout, ...], ...],
-) -> jax.Array:
-    nothing = jnp.zeros((0,), jnp.int32)
-    shared = Shared(nothing, nothing, nothing, nothing, nothing, order)
-    return evict(Views(layers, shared, layouts, spec), row=row, start=start)

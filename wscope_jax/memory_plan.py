@@ -1,44 +1,241 @@
 """What fits: the bytes of every region of a cache, before anything is allocated."""
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import math
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from typing import Any, Final
 
+from wscope_jax import machine
 from wscope_jax.errors import CapacityError, UsageError
-from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, Region, Stream
+from wscope_jax.footprint import CHUNK_ENTRIES, Footprint
+from wscope_jax.layout import WINDOW_SIZES, Region, Stream
 from wscope_jax.policies import Policy
 
+MOST: Final = (1 << 31) - 1  # tokens of a row, and rows: positions are int32
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """Bytes of a cache for a batch of sequences of one length.
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StreamPlan:
+    """One stream of one layer.
 
     Attributes:
-        bytes: by region name ("unpinned", "pinned", "window", "ping_pong") and "spare" (ring entries beyond the
-            window's D, and what a resident window holds beyond D).
-        bytes_per_token: of one token in all layers.
-        host_memory: budget for both host regions, or None if there is none.
-        short_by: bytes that the host regions exceed their budget by; 0 if they fit.
+        stream: what is stored.
+        bytes: by name: "unpinned", "pinned", "window", and "spare" (what its ring holds beyond the window's D).
     """
 
+    stream: Stream
     bytes: dict[str, int]
-    bytes_per_token: int
-    host_memory: int | None
-    short_by: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Bytes of a cache for a batch of sequences of one length, and whether the memory holds them.
+
+    Attributes:
+        footprint: sizes of the cache.
+        policy: places the blocks; its share splits the host regions.
+        weights: bytes of the model's parameters.
+        host_memory: budget for host regions and their buffers, or None if there is none.
+        gpu_memory: budget for all that lies on the device, or None if there is none.
+        is_shared: the host budget has to hold what lies on the device too: a whole machine without a GPU.
+        margin: bytes of the GPU budget that are left to programs and activations.
+        position_limit: tokens that the model was made for, or None.
+    """
+
+    footprint: Footprint
+    policy: Policy
+    weights: int = 0
+    host_memory: int | None = None
+    gpu_memory: int | None = None
+    is_shared: bool = False
+    margin: int = 0
+    position_limit: int | None = None
+
+    # --- bytes --------------------------------------------------------------------------------
+
+    @functools.cached_property
+    def layers(self) -> tuple[tuple[StreamPlan, ...], ...]:
+        """Per layer its streams."""
+        made = {layer: tuple(map(self._stream, layer)) for layer in set(self.footprint.streams)}
+        return tuple(made[layer] for layer in self.footprint.streams)
+
+    def _stream(self, stream: Stream) -> StreamPlan:
+        size = self.footprint
+        blocks = size.batch * size.row_blocks(stream)
+        # What a run of the policy's own routing ends with: it gives the CPU the next block while
+        # the CPU has less than its share.
+        share = self.policy.cpu_share(blocks * size.window) if blocks else 0.0
+        unpinned = min(blocks, math.ceil(share * blocks))
+        sizes = {
+            Region.UNPINNED.value: unpinned * size.block_bytes(stream),
+            Region.PINNED.value: (blocks - unpinned) * size.block_bytes(stream),
+            Region.WINDOW.value: size.window_bytes(stream),
+            "spare": size.ring_spare_bytes(stream),
+        }
+        return StreamPlan(stream=stream, bytes=sizes)
+
+    @functools.cached_property
+    def bytes(self) -> dict[str, int]:
+        """Bytes by region name, of "spare" (rings beyond D, buffers that blocks pass through) and of "weights"."""
+        streams = [stream for layer in self.layers for stream in layer]
+        totals = {
+            name: sum(stream.bytes[name] for stream in streams)
+            for name in (Region.UNPINNED.value, Region.PINNED.value, Region.WINDOW.value)
+        }
+        buffers = self.footprint.buffer_bytes() + self.staging
+        return {
+            **totals,
+            Region.PING_PONG.value: self.footprint.ping_pong_bytes,
+            "spare": sum(stream.bytes["spare"] for stream in streams) + buffers,
+            "weights": self.weights,
+        }
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes by which a token makes the cache grow, all layers (rounded up)."""
+        size = self.footprint
+        return math.ceil(
+            sum(
+                Fraction(size.entry_bytes(stream), stream.layout.tokens_per_entry)
+                for layer in size.streams
+                for stream in layer
+                if not stream.kind.startswith("sliding")
+            )
+        )
+
+    @property
+    def staging(self) -> int:
+        """Bytes of device memory that blocks wait in for the link; without a GPU it is the buffer in host memory."""
+        return 0 if self.gpu_memory is None else self.footprint.buffer_bytes()
+
+    @property
+    def host_needed(self) -> int:
+        """Bytes that count against `host_memory`."""
+        return self.footprint.host_bytes() + (self.device_needed if self.is_shared else 0)
+
+    @property
+    def device_needed(self) -> int:
+        """Bytes that count against `gpu_memory`."""
+        return self.weights + self.footprint.device_bytes + self.staging + self.margin
+
+    # --- verdict ------------------------------------------------------------------------------
+
+    @property
+    def shortages(self) -> dict[str, int]:
+        """Bytes that are missing, by memory ("host", "gpu"); only what is short."""
+        needs = {
+            "host": (self.host_needed, self.host_memory),
+            "gpu": (self.device_needed, self.gpu_memory),
+        }
+        return {
+            name: needed - budget
+            for name, (needed, budget) in needs.items()
+            if budget is not None and needed > budget
+        }
 
     @property
     def fits(self) -> bool:
-        """Whether the budget holds the host regions."""
-        return self.short_by == 0
+        """Whether every budget holds what it has to."""
+        return not self.shortages
+
+    @property
+    def short_by(self) -> int:
+        """Bytes that are missing, over all budgets; 0 if it fits."""
+        return sum(self.shortages.values())
+
+    @functools.cached_property
+    def largest_context(self) -> int | None:
+        """Tokens of each row that still fit at this batch; 0 if none does, None if memory sets no limit."""
+        return self._largest(lambda size: {"max_len": size})
+
+    @functools.cached_property
+    def largest_batch(self) -> int | None:
+        """Rows of this length that still fit; 0 if none does, None if memory sets no limit."""
+        return self._largest(lambda size: {"batch": size})
+
+    def _largest(self, changed: Callable[[int], dict[str, int]]) -> int | None:
+        def fits(size: int) -> bool:
+            changes: dict[str, Any] = changed(size)
+            footprint = dataclasses.replace(self.footprint, **changes)
+            return dataclasses.replace(self, footprint=footprint).fits
+
+        low, high = 0, MOST  # nothing needs less at a larger size
+        if fits(high):
+            return None
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if fits(middle) else (low, middle)
+        return low
+
+    @property
+    def why(self) -> str | None:
+        """One line: what is short of what, and what would fit; None if it fits."""
+        if self.fits:
+            return None
+        texts = []
+        for name, missing in self.shortages.items():
+            if name == "gpu":
+                what, needed, budget = self._device_text(), self.device_needed, self.gpu_memory
+            else:
+                what, needed, budget = "the placed blocks", self.host_needed, self.host_memory
+                what += f", their buffers, {self._device_text()}" * self.is_shared or (
+                    " and their buffers"
+                )
+            label = "GPU memory" if name == "gpu" else "host memory"
+            texts.append(
+                f"{label}: {what} take {needed} bytes, the budget is {budget}: short by {missing} bytes"
+            )
+        return "; ".join(texts)
+
+    def _device_text(self) -> str:
+        return "weights, window, PING-PONG and spare" if self.weights else "window, PING-PONG and spare"
+
+    @property
+    def remedy(self) -> str:
+        """What to do if it does not fit, with the largest sizes that do."""
+        size, flags = self.footprint, " and ".join(f"--{name}-memory" for name in self.shortages)
+        parts = [f"raise {flags}"]
+        if self.largest_context:
+            parts.append(f"or --max-model-len {self.largest_context} (with {size.batch} sequences)")
+        if self.largest_batch:
+            parts.append(f"or {self.largest_batch} sequences (of {size.max_len} tokens)")
+        if len(parts) == 1:
+            parts.append("or choose a smaller --window" if size.window > min(WINDOW_SIZES) else "")
+        return ", ".join(filter(None, parts))
 
     def require_fit(self) -> None:
-        """Raises CapacityError with what is missing if the plan does not fit."""
-        if self.fits:
-            return
-        needed = self.bytes[Region.UNPINNED] + self.bytes[Region.PINNED]
-        raise CapacityError(
-            f"host memory: the placed blocks take {needed} bytes, the budget is {self.host_memory}: short by "
-            f"{self.short_by} bytes; raise --host-memory, or lower --max-model-len or the number of prompts"
-        )
+        """Raises CapacityError with what is missing, and what would fit, if the plan does not fit."""
+        if not self.fits:
+            raise CapacityError(f"{self.why}; {self.remedy}")
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain dicts, lists and numbers, as `wscope plan --json` prints them."""
+        return {
+            "bytes": self.bytes,
+            "bytes_per_token": self.bytes_per_token,
+            "layers": [
+                [
+                    {
+                        "kind": planned.stream.kind,
+                        "layout": dataclasses.asdict(planned.stream.layout),
+                        "entry_bytes": self.footprint.entry_bytes(planned.stream),
+                        "bytes": planned.bytes,
+                    }
+                    for planned in layer
+                ]
+                for layer in self.layers
+            ],
+            "fits": self.fits,
+            "short_by": self.short_by,
+            "why": self.why,
+            "largest_context": self.largest_context,
+            "largest_batch": self.largest_batch,
+            "position_limit": self.position_limit,
+            "margin": self.margin,
+            "budgets": {"host": self.host_memory, "gpu": self.gpu_memory},
+        }
 
 
 def plan(
@@ -50,7 +247,11 @@ def plan(
     window: int = 256,
     itemsize: int = 2,
     host_memory: int | None = None,
-    chunk_entries: int = 16_384,
+    gpu_memory: int | None = None,
+    weights: int = 0,
+    is_shared: bool = False,
+    position_limit: int | None = None,
+    chunk_entries: int = CHUNK_ENTRIES,
 ) -> Plan:
     """Bytes by region when every row has `max_len` tokens.
 
@@ -61,7 +262,11 @@ def plan(
         max_len: tokens of each row.
         window: D.
         itemsize: bytes of a stored number.
-        host_memory: budget for both host regions, in bytes.
+        host_memory: budget for both host regions and their buffers, in bytes; None = no limit.
+        gpu_memory: budget for weights, window, PING-PONG, spare and margin, in bytes; None = no GPU.
+        weights: bytes of the parameters.
+        is_shared: see `Plan`.
+        position_limit: tokens that the model was made for.
         chunk_entries: entries of one layer in a streamed chunk.
 
     Raises:
@@ -69,29 +274,24 @@ def plan(
     """
     if window not in WINDOW_SIZES:
         raise UsageError(f"window: expected one of {WINDOW_SIZES}, got {window}")
-    if batch < 1 or max_len < 1:
-        raise UsageError(f"batch, max_len: expected at least 1, got {batch}, {max_len}")
-    entry = [stream.layout.entry_bytes(itemsize) for layer in streams for stream in layer]
-    per_token = sum(entry)
-    places = policy.uses_host or policy.uses_link
-    blocks = batch * (max_len // window) if places else 0
-    unpinned = round(policy.cpu_share(blocks * window) * blocks) if places else 0
-    chunk = min(chunk_entries, -(-batch * max_len // window) * window)
-    spare = WINDOW_SPARE if places else max(0, -(-max_len // window) * window - window)
-    slot = window * per_token
-    sizes = {
-        Region.UNPINNED: unpinned * slot,
-        Region.PINNED: (blocks - unpinned) * slot,
-        Region.WINDOW: batch * slot,
-        Region.PING_PONG: 2 * chunk * max(entry, default=0) if policy.uses_link else 0,
-    }
-    needed = blocks * slot
+    if not (1 <= batch <= MOST and 1 <= max_len <= MOST):
+        raise UsageError(f"batch, max_len: expected 1 to {MOST}, got {batch}, {max_len}")
     return Plan(
-        bytes={
-            **{region.value: size for region, size in sizes.items()},
-            "spare": batch * spare * per_token,
-        },
-        bytes_per_token=per_token,
+        footprint=Footprint(
+            streams=tuple(map(tuple, streams)),
+            batch=batch,
+            max_len=max_len,
+            window=window,
+            itemsize=itemsize,
+            uses_host=policy.uses_host,
+            uses_link=policy.uses_link,
+            chunk_entries=chunk_entries,
+        ),
+        policy=policy,
+        weights=weights,
         host_memory=host_memory,
-        short_by=0 if host_memory is None else max(0, needed - host_memory),
+        gpu_memory=gpu_memory,
+        is_shared=is_shared,
+        margin=0 if gpu_memory is None else machine.margin_of(gpu_memory),
+        position_limit=position_limit,
     )

@@ -19,7 +19,9 @@ HELD_OUT_TOPICS: Final = (
 HELD_OUT_MODULES: Final = 16  # one module in so many
 MIN_PARAGRAPH: Final = 60  # characters of a docstring or comment that is worth having
 MIN_LETTERS: Final = 0.85  # share of letters and white space in prose
-PLAIN: Final = str.maketrans({"’": "'", "‘": "'", "“": '"', "”": '"', "…": "...", "—": "-", "–": "-"})
+PLAIN: Final = str.maketrans(
+    {0x2018: "'", 0x2019: "'", 0x201C: '"', 0x201D: '"', 0x2026: "...", 0x2013: "-", 0x2014: "-"}
+)
 
 
 class Corpus(NamedTuple):

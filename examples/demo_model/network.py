@@ -102,16 +102,15 @@ def forward(
     x_BTM = params["embedding"][ids]
     x_BTM, unevenness = jax.lax.scan(layer, x_BTM, (params["layers"], keys))
     x_BTM = _norm(x_BTM, params["norm"], shape.eps)
-    return _dot("btm,vm->btv", x_BTM, params["head"], arithmetic), unevenness.mean()
+    head_VM = params["head"].astype(arithmetic.dtype)
+    x_BTM = x_BTM.astype(arithmetic.dtype)
+    logits_BTV = jnp.einsum("btm,vm->btv", x_BTM, head_VM, preferred_element_type=jnp.float32)
+    return logits_BTV, unevenness.mean()
 
 
-def _dot(
-    subscripts: str, x: jax.Array, weight: jax.Array, arithmetic: Arithmetic, out: Any = jnp.float32
-) -> jax.Array:
-    dtype = jnp.dtype(arithmetic.dtype)
-    return jnp.einsum(
-        subscripts, x.astype(dtype), weight.astype(dtype), preferred_element_type=out
-    )
+def _dot(subscripts: str, x: jax.Array, weight: jax.Array, dtype: str) -> jax.Array:
+    """A product in and of a dtype: were it float32 of bfloat16, so would be its slow gradients."""
+    return jnp.einsum(subscripts, x.astype(dtype), weight.astype(dtype))
 
 
 def _norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
@@ -138,10 +137,10 @@ def _attend(
     shape: Shape,
     arithmetic: Arithmetic,
 ) -> jax.Array:
-    dtype = jnp.dtype(arithmetic.dtype)
+    dtype = arithmetic.dtype
 
     def heads(name: str) -> jax.Array:
-        y = _dot("btm,im->bti", h, weights[name], arithmetic)
+        y = _dot("btm,im->bti", h, weights[name], dtype)
         return y.reshape(*y.shape[:2], -1, shape.head_dim)
 
     def rotated(x: jax.Array) -> jax.Array:
@@ -149,16 +148,12 @@ def _attend(
         cos, sin = turn
         return jnp.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1).astype(dtype)
 
-    q_BTHK = rotated(_norm(heads("q"), weights["q_norm"], shape.eps))
-    k_BTGK = rotated(_norm(heads("k"), weights["k_norm"], shape.eps))
+    q_BTHK = rotated(_norm(heads("q").astype(jnp.float32), weights["q_norm"], shape.eps))
+    k_BTGK = rotated(_norm(heads("k").astype(jnp.float32), weights["k_norm"], shape.eps))
     o_BTHK = jax.nn.dot_product_attention(
-        q_BTHK,
-        k_BTGK,
-        heads("v").astype(dtype),
-        is_causal=True,
-        implementation=arithmetic.attention,
+        q_BTHK, k_BTGK, heads("v"), is_causal=True, implementation=arithmetic.attention
     )
-    return _dot("bti,mi->btm", o_BTHK.reshape(*h.shape[:2], -1), weights["o"], arithmetic)
+    return _dot("bti,mi->btm", o_BTHK.reshape(*h.shape[:2], -1), weights["o"], dtype)
 
 
 def _route(
@@ -170,11 +165,11 @@ def _route(
     entered_BTE = _is_among_best(jax.lax.stop_gradient(probs_BTE), shape.top_k)
     share_BTE = jnp.where(entered_BTE, probs_BTE, 0)
     share_BTE = share_BTE / jnp.sum(share_BTE, axis=-1, keepdims=True)
-    dtype = jnp.dtype(arithmetic.dtype)
-    gate_BTEF = _dot("btm,efm->btef", h, weights["gate"], arithmetic, dtype)
-    up_BTEF = _dot("btm,efm->btef", h, weights["up"], arithmetic, dtype)
+    dtype = arithmetic.dtype
+    gate_BTEF = _dot("btm,efm->btef", h, weights["gate"], dtype)
+    up_BTEF = _dot("btm,efm->btef", h, weights["up"], dtype)
     inner_BTEF = jax.nn.silu(gate_BTEF) * up_BTEF * share_BTE[..., None].astype(dtype)
-    y_BTM = _dot("btef,emf->btm", inner_BTEF, weights["down"], arithmetic)
+    y_BTM = _dot("btef,emf->btm", inner_BTEF, weights["down"], dtype)
     load_E = entered_BTE.mean((0, 1)) / shape.top_k
     return y_BTM, shape.num_experts * jnp.sum(load_E * probs_BTE.mean((0, 1)))
 

@@ -85,8 +85,8 @@ class Sampler:
             kinds = np.full(line.size, PROSE, np.uint8)
             kinds[: len(stem)] = IGNORED
             kinds[len(stem) : len(stem) + NUM_DIGITS] = DIGIT
-            for _ in range(rng.choice(3, p=TIMES_ASKED)):
-                items.append((first + rng.random() * (1 - first), line, kinds))
+            times = rng.random(rng.choice(3, p=TIMES_ASKED))
+            items += [(first + time * (1 - first), line, kinds) for time in times]
         return sorted(items, key=lambda item: item[0])
 
     def _key(self, rng: np.random.Generator) -> str:

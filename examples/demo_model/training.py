@@ -157,9 +157,7 @@ def _compile_ahead(
 
     def step(state: Any, ids: Any, kinds: Any, rate: jax.Array, key: jax.Array) -> Any:
         params, moments = state
-        gradient, losses = jax.grad(_loss, has_aux=True)(
-            params, ids, kinds, shape, arithmetic, key
-        )
+        gradient, losses = jax.grad(_loss, has_aux=True)(params, ids, kinds, shape, arithmetic, key)
         updates, moments = optimizer.update(gradient, moments, params)
         params = jax.tree.map(lambda p, u: p - rate * u, params, updates)
         return (params, moments), losses

@@ -1,0 +1,190 @@
+"""What a plan needs to know of a model: from its checkpoint's config and headers, or from a configuration in the package.
+
+The layouts of the two DeepSeek families stand here until the families have models.
+"""
+
+import importlib.resources
+from collections.abc import Callable, Mapping
+from importlib.resources.abc import Traversable
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import jax
+from flax import nnx
+
+from wscope_jax.checkpoint import Checkpoint, locate, open_directory, read_json
+from wscope_jax.checkpoint.headers import INDEX
+from wscope_jax.checkpoint.tensors import IGNORED
+from wscope_jax.errors import CheckpointError, UsageError
+from wscope_jax.footprint import PlannedStream
+from wscope_jax.layout import EntryLayout, Stream
+from wscope_jax.models import BY_TYPE, abstract, read_config
+from wscope_jax.models.config import MAX_LAYERS, MAX_WIDTH, ModelConfig, read_dtype
+from wscope_jax.models.fields import Fields
+from wscope_jax.models.rope import MAX_POSITIONS
+
+ITEM_BYTES: Final[Mapping[str, int]] = {"bfloat16": 2, "float32": 4}
+
+Streams = tuple[tuple[Stream, ...], ...]
+
+
+class Configuration(NamedTuple):
+    """A model as a plan sees it.
+
+    Attributes:
+        name: of the shipped configuration, or the checkpoint's folder.
+        model_type: its family.
+        streams: per layer what it stores.
+        num_parameters: numbers in its weights.
+        dtype: of weights and cache when nobody asks for another, "bfloat16" or "float32".
+        stored_bytes: of quantised weights as they are published, or None.
+        position_limit: positions that the model was made for.
+        has_model: this package can run it.
+    """
+
+    name: str
+    model_type: str
+    streams: Streams
+    num_parameters: int
+    dtype: str
+    stored_bytes: int | None
+    position_limit: int
+    has_model: bool
+
+    def weight_bytes(self, dtype: str | None) -> int:
+        """Bytes of the weights, all of `dtype`; None takes them as they are published."""
+        if dtype is None and self.stored_bytes is not None:
+            return self.stored_bytes
+        return self.num_parameters * ITEM_BYTES[dtype or self.dtype]
+
+
+def names() -> tuple[str, ...]:
+    """The configurations that ship with the package."""
+    found = (Path(file.name) for file in _folder().iterdir())
+    return tuple(sorted(path.stem for path in found if path.suffix == ".json"))
+
+
+def read(model: str) -> Configuration:
+    """The configuration called `model`, or that of the checkpoint in the directory `model`.
+
+    Of a checkpoint with weights all headers are read, and no weights; config.json alone is enough, too.
+
+    Raises:
+        CheckpointError: There is neither, or anything about the checkpoint is wrong.
+        UsageError: The weights' dtype is one that has to be chosen.
+    """
+    if not Path(model).exists() and model in names():
+        with importlib.resources.as_file(_folder() / f"{model}.json") as path:
+            return _describe(model, Fields(read_json(path), path), None)
+    try:
+        root = open_directory(model)
+    except CheckpointError as error:
+        raise CheckpointError(f"{error}, or one of {', '.join(names())}") from None
+    path = locate(root, "config.json")
+    if path is None:
+        raise CheckpointError(f"{root}: no config.json; name the folder of a whole checkpoint")
+    fields = Fields(read_json(path), path)
+    if fields.values.get("model_type") not in _OTHERS:
+        read_config(root)  # raises what the loader would raise
+    return _describe(root.name or str(root), fields, _stored(root))
+
+
+def _folder() -> Traversable:
+    return importlib.resources.files("wscope_jax") / "assets" / "configs"
+
+
+def _stored(root: Path) -> Checkpoint | None:
+    has_weights = any(root.glob("*.safetensors")) or locate(root, INDEX) is not None
+    return Checkpoint(root) if has_weights else None
+
+
+def _describe(name: str, fields: Fields, stored: Checkpoint | None) -> Configuration:
+    model_type = fields.get("model_type")
+    dtype, count = read_dtype(fields), None
+    if stored is not None:
+        tensors = {key: kept for key, kept in stored.tensors.items() if not IGNORED.search(key)}
+        count = sum(_size(kept.shape) for kept in tensors.values())
+        if dtype is None and all(kept.dtype == "F32" for kept in tensors.values()):
+            dtype = "float32"
+    if (dtype or "bfloat16") not in ITEM_BYTES:
+        raise UsageError(f"{fields.path}: dtype is {dtype}; choose --dtype float32 or bfloat16")
+    if model_type in _OTHERS:
+        streams = _OTHERS[model_type](fields)
+        limit = fields.integer("max_position_embeddings", None, 1, MAX_POSITIONS)
+        count = count or fields.integer("num_parameters", None, 1, 1 << 50)
+    else:
+        config: ModelConfig = BY_TYPE[model_type].read(fields, Fields({}, fields.path))
+        model = abstract(config, "bfloat16")
+        streams, limit = model.streams, config.max_positions
+        count = count or sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    return Configuration(
+        name=name,
+        model_type=model_type,
+        streams=streams,
+        num_parameters=count,
+        dtype=dtype or "bfloat16",
+        stored_bytes=fields.integer("stored_bytes", 0, 0, 1 << 60) or None,
+        position_limit=limit,
+        has_model=model_type in BY_TYPE,
+    )
+
+
+def _size(shape: tuple[int, ...]) -> int:
+    size = 1
+    for dim in shape:
+        size *= dim
+    return size
+
+
+def _latent(width: int, value: int, tokens_per_entry: int = 1) -> EntryLayout:
+    """One head whose value is the first part of its key."""
+    return EntryLayout(
+        num_kv_heads=1,
+        key_dim=width,
+        value_dim=value,
+        value_in_key=True,
+        tokens_per_entry=tokens_per_entry,
+    )
+
+
+def _read_deepseek_v2(fields: Fields) -> Streams:
+    """Per layer the latent and the rotated key part, which all heads share."""
+    latent = fields.integer("kv_lora_rank", None, 1, MAX_WIDTH)
+    rotated = fields.integer("qk_rope_head_dim", None, 1, MAX_WIDTH)
+    layers = fields.integer("num_hidden_layers", None, 1, MAX_LAYERS)
+    return ((Stream(_latent(latent + rotated, latent)),),) * layers
+
+
+def _read_deepseek_v4(fields: Fields) -> Streams:
+    """Per layer a ring of the newest tokens, and in most layers one entry per 4 or 128 tokens.
+
+    Where an entry stands for 4 tokens, another small one of an index stays on the device.
+    """
+    width = fields.integer("head_dim", None, 1, MAX_WIDTH)
+    index = fields.integer("index_head_dim", None, 1, MAX_WIDTH)
+    newest = fields.integer("sliding_window", None, 1, MAX_POSITIONS)
+    num_layers = fields.integer("num_hidden_layers", None, 1, MAX_LAYERS)
+    ratios = fields.get("compress_ratios")
+    if (
+        not isinstance(ratios, list)
+        or len(ratios) < num_layers
+        or any(ratio not in (0, 4, 128) for ratio in ratios)
+    ):
+        raise fields.refuse("compress_ratios", "0, 4 or 128 for each layer")
+    ring = PlannedStream(_latent(width, width), kind=f"sliding({newest})")
+
+    def layer(ratio: int) -> tuple[Stream, ...]:
+        if ratio == 0:
+            return (ring,)
+        entries: tuple[Stream, ...] = (ring, Stream(_latent(width, width, ratio)))
+        if ratio == 4:
+            entries += (PlannedStream(_latent(index, index, ratio), kind="resident"),)
+        return entries
+
+    return tuple(map(layer, ratios[:num_layers]))
+
+
+_OTHERS: Final[Mapping[Any, Callable[[Fields], Streams]]] = {
+    "deepseek_v2": _read_deepseek_v2,
+    "deepseek_v4": _read_deepseek_v4,
+}

@@ -1,0 +1,180 @@
+"""Sizes of everything that a cache holds: the one arithmetic by which it is planned and by which it allocates."""
+
+import collections
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, Stream
+
+CHUNK_ENTRIES: Final = (
+    16_384  # entries of one layer in a streamed chunk: the paper's PING-PONG at batch 32
+)
+LAYERS_IN_FLIGHT: Final = 2  # prefill layers whose entries may be alive outside their home
+
+Layers = tuple[tuple[Stream, ...], ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class PlannedStream(Stream):
+    """A stream as a plan knows it: of kinds, too, that no cache holds yet.
+
+    Attributes:
+        kind: "placed"; "resident" (stays on the device and grows with the text); "sliding(n)" (a ring of the last n
+            entries on the device).
+    """
+
+    def __post_init__(self) -> None:
+        if not re.fullmatch(r"placed|resident|sliding\([1-9][0-9]*\)", self.kind):
+            raise ValueError(
+                f"kind: expected 'placed', 'resident' or 'sliding(n)', got {self.kind!r}"
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Footprint:
+    """A cache for `batch` rows of `max_len` tokens each, in bytes.
+
+    Attributes:
+        streams: per layer what it stores.
+        batch: rows.
+        max_len: tokens of each row.
+        window: D.
+        itemsize: bytes of a stored number.
+        uses_host: programs attend to UNPINNED.
+        uses_link: programs stream PINNED.
+        chunk_entries: entries of one layer in a streamed chunk.
+
+    Raises:
+        ValueError: an impossible size.
+    """
+
+    streams: Layers
+    batch: int
+    max_len: int
+    window: int
+    itemsize: int
+    uses_host: bool
+    uses_link: bool
+    chunk_entries: int = CHUNK_ENTRIES
+
+    def __post_init__(self) -> None:
+        if self.window not in WINDOW_SIZES:
+            raise ValueError(f"window: expected one of {WINDOW_SIZES}, got {self.window}")
+        if self.batch < 1 or self.max_len < 1:
+            raise ValueError(
+                f"batch, max_len: expected at least 1, got {self.batch}, {self.max_len}"
+            )
+
+    def is_placed(self, stream: Stream) -> bool:
+        """Whether full blocks of the stream go to host memory."""
+        return stream.kind == "placed" and (self.uses_host or self.uses_link)
+
+    def entry_bytes(self, stream: Stream) -> int:
+        """Bytes of one entry of one layer."""
+        return stream.layout.entry_bytes(self.itemsize)
+
+    def row_blocks(self, stream: Stream) -> int:
+        """Blocks of a row that are in host memory when the row is full."""
+        if not self.is_placed(stream):
+            return 0
+        return self.max_len // stream.layout.tokens_per_entry // self.window
+
+    def ring_entries(self, stream: Stream) -> int:
+        """Entries of a row that the device has room for."""
+        if stream.kind.startswith("sliding"):
+            return int(stream.kind[8:-1])
+        if self.is_placed(stream):
+            return self.window + WINDOW_SPARE
+        entries = -(-self.max_len // stream.layout.tokens_per_entry)
+        return -(-entries // self.window) * self.window
+
+    def window_bytes(self, stream: Stream) -> int:
+        """Bytes of the newest D entries of all rows (of a whole sliding ring), one layer."""
+        ring = self.ring_entries(stream)
+        entries = ring if stream.kind.startswith("sliding") else self.window
+        return self.batch * entries * self.entry_bytes(stream)
+
+    def ring_spare_bytes(self, stream: Stream) -> int:
+        """Bytes of what the rings of all rows hold beyond `window_bytes`, one layer."""
+        ring = self.batch * self.ring_entries(stream) * self.entry_bytes(stream)
+        return ring - self.window_bytes(stream)
+
+    def block_bytes(self, stream: Stream) -> int:
+        """Bytes of one block in one layer."""
+        return self.window * self.entry_bytes(stream)
+
+    @property
+    def ping_pong_bytes(self) -> int:
+        """Bytes of the two slots that streamed chunks pass through, shared by all layers."""
+        if not self.uses_link:
+            return 0
+        return max((2 * self._chunk_bytes(s) for s, _ in self._counts()), default=0)
+
+    def _chunk_bytes(self, stream: Stream) -> int:
+        if not self.is_placed(stream):
+            return 0
+        entries = -(-self.batch * self.max_len // stream.layout.tokens_per_entry)
+        chunk = min(self.chunk_entries, -(-entries // self.window) * self.window)
+        return max(1, chunk // self.window) * self.block_bytes(stream)
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes of windows, rings and PING-PONG."""
+        rings = sum(
+            num * (self.window_bytes(s) + self.ring_spare_bytes(s)) for s, num in self._counts()
+        )
+        return rings + self.ping_pong_bytes
+
+    def pool_bytes(self, slots: int | None = None) -> int:
+        """Bytes of the blocks in host memory, all layers; of at most `slots` of them."""
+        most = self.batch * self.max_len if slots is None else slots
+        return sum(
+            num * min(most, self.batch * self.row_blocks(s)) * self.block_bytes(s)
+            for s, num in self._counts()
+        )
+
+    def buffer_bytes(self, slots: int | None = None) -> int:
+        """Bytes of the buffers that blocks pass through on their way home.
+
+        Prefill has two layers of the longest prompt under way, decode one block of a few rows, all layers.
+
+        Args:
+            slots: blocks that there is room for: no prompt is longer.
+        """
+        most = self.max_len if slots is None else slots
+
+        def layer_bytes(layer: tuple[Stream, ...]) -> int:
+            return sum(min(most, self.row_blocks(s)) * self.block_bytes(s) for s in layer)
+
+        prefill = LAYERS_IN_FLIGHT * max(map(layer_bytes, set(self.streams)), default=0)
+        rows = -(-2 * self.batch // WINDOW_SPARE)  # that give a block away in the same step
+        moved = sum(
+            num * self.block_bytes(s) for s, num in self._counts() if min(most, self.row_blocks(s))
+        )
+        return max(prefill, rows * moved)
+
+    def host_bytes(self, slots: int | None = None) -> int:
+        """Bytes of host memory: pools and buffers, with at most `slots` blocks (None = all there may be)."""
+        return self.pool_bytes(slots) + self.buffer_bytes(slots)
+
+    def host_slots(self, host_memory: int | None) -> int:
+        """Blocks (of one placement) that `host_memory` bytes hold with their buffers; None = all there may be."""
+        needed = self.batch * max((self.row_blocks(s) for s, _ in self._counts()), default=0)
+        if host_memory is None or self.host_bytes() <= host_memory:
+            return needed
+        low, high = 0, needed  # `low` fits, `high` does not
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.host_bytes(middle) <= host_memory else (low, middle)
+        return low
+
+    def _counts(self) -> Iterator[tuple[Stream, int]]:
+        yield from _count(self.streams)
+
+
+@functools.lru_cache(maxsize=16)
+def _count(streams: Layers) -> tuple[tuple[Stream, int], ...]:
+    return tuple(collections.Counter(stream for layer in streams for stream in layer).items())

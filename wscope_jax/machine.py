@@ -1,0 +1,220 @@
+"""What this machine has: memory and who limits it, huge pages, NUMA nodes, instructions of its CPU, GPUs.
+
+Everything is read from /proc, /sys and the driver's library; nothing is started, and what cannot be read is absent.
+"""
+
+import ctypes
+import os
+import re
+import resource
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import psutil
+
+PROC: Final = Path("/proc")
+CGROUP: Final = Path("/sys/fs/cgroup")
+NODES: Final = Path("/sys/devices/system/node")
+HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
+NO_LIMIT: Final = 1 << 60  # version 1 spells "no limit" as a number of about 2^63
+LEAST_MARGIN: Final = 512 << 20  # bytes for programs, activations and the runtime itself ...
+MARGIN_PART: Final = 16  # ... or this part of a memory, whichever is more
+CAP_IPC_LOCK: Final = 14  # may lock any amount of memory
+FEATURES: Final = (
+    "avx2",
+    "fma",
+    "f16c",
+    "avx512f",
+    "avx512bw",
+    "avx512_bf16",
+    "amx_tile",
+    "amx_bf16",
+)  # that a kernel of ours could use, in the kernel's spelling
+
+
+class Memory(NamedTuple):
+    """Host memory in bytes.
+
+    Attributes:
+        total: what the machine has.
+        available: what it could hand out without swapping.
+        limit: the least that a cgroup of this process allows it, or None.
+        room: what may be used now: `available`, or less where a cgroup is nearer to its limit.
+    """
+
+    total: int
+    available: int
+    limit: int | None
+    room: int
+
+
+def margin_of(num_bytes: int) -> int:
+    """Bytes of a memory of this size that a plan leaves to programs and activations."""
+    return min(num_bytes, max(LEAST_MARGIN, num_bytes // MARGIN_PART))
+
+
+class Gpu(NamedTuple):
+    """One GPU; bytes.
+
+    Attributes:
+        name: as its driver calls it.
+        total: its memory.
+        free: what no process holds.
+    """
+
+    name: str
+    total: int
+    free: int
+
+
+def memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Memory:
+    """Host memory, as this process may use it.
+
+    Args:
+        proc: the mounted proc file system.
+        cgroup: the mounted cgroup file system (version 1 or 2).
+    """
+    whole = psutil.virtual_memory()
+    limit, room = None, int(whole.available)
+    for group in _groups(proc, cgroup):
+        allowed = _number(group / "memory.max", group / "memory.limit_in_bytes")
+        if allowed is None or allowed >= min(NO_LIMIT, whole.total):
+            continue
+        limit = allowed if limit is None else min(limit, allowed)
+        used = _number(group / "memory.current", group / "memory.usage_in_bytes") or 0
+        room = min(room, max(0, allowed - used + _reclaimable(group)))
+    return Memory(int(whole.total), int(whole.available), limit, room)
+
+
+def _groups(proc: Path, cgroup: Path) -> list[Path]:
+    """Folders of the groups that may bound this process's memory: its own and all above it."""
+    found: list[Path] = []
+    for line in _lines(proc / "self" / "cgroup"):
+        controllers, _, name = line.partition(":")[2].partition(":")
+        path = Path(name.lstrip("/"))
+        if ".." in path.parts:  # a group outside this cgroup namespace
+            path = Path()
+        if not controllers:
+            bases = [cgroup]
+        elif "memory" in controllers.split(","):
+            bases = [cgroup / controllers, cgroup / "memory"]
+        else:
+            continue
+        # Inside a container the path may name a group of the host that is not mounted here.
+        found += [base / group for base in bases for group in (path, *path.parents)]
+    return list(dict.fromkeys(found))
+
+
+def _reclaimable(group: Path) -> int:
+    """Bytes of cached files that count as used but are dropped when they are in the way."""
+    for line in _lines(group / "memory.stat"):
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file") and value.isdigit():
+            return int(value)
+    return 0
+
+
+def huge_pages(file: Path = HUGE_PAGES) -> str | None:
+    """"always", "madvise" or "never": when programs get transparent huge pages; None if there are none."""
+    match = re.search(r"\[(\w+)\]", " ".join(_lines(file)))
+    return match[1] if match else None
+
+
+def memlock(proc: Path = PROC) -> int | None:
+    """Bytes that this process may lock in memory, None without a limit."""
+    for line in _lines(proc / "self" / "status"):
+        if line.startswith("CapEff:") and int(line.split()[1], 16) >> CAP_IPC_LOCK & 1:
+            return None
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def numa_nodes(nodes: Path = NODES) -> dict[int, str]:
+    """CPUs of each NUMA node that has memory, as the kernel lists them ("0-15")."""
+    found = {}
+    for folder in sorted(nodes.glob("node[0-9]*")):
+        if folder.name[4:].isdigit():
+            found[int(folder.name[4:])] = " ".join(_lines(folder / "cpulist"))
+    return found
+
+
+def cpu_model(proc: Path = PROC) -> str | None:
+    """Name of the processor."""
+    return _cpu_field("model name", proc)
+
+
+def cpu_features(proc: Path = PROC) -> tuple[str, ...]:
+    """Those of `FEATURES` that every core has."""
+    flags = (_cpu_field("flags", proc) or "").split()
+    return tuple(name for name in FEATURES if name in flags)
+
+
+def _cpu_field(key: str, proc: Path) -> str | None:
+    for line in _lines(proc / "cpuinfo"):
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return None
+
+
+class _NvmlMemory(ctypes.Structure):
+    _fields_ = (
+        ("total", ctypes.c_ulonglong),
+        ("free", ctypes.c_ulonglong),
+        ("used", ctypes.c_ulonglong),
+    )
+
+
+def gpus() -> list[Gpu]:
+    """NVIDIA GPUs, by their driver's management library; empty without one. Makes no CUDA context."""
+    library = _nvml()
+    count, found = ctypes.c_uint(), []
+    if library is None or library.nvmlDeviceGetCount_v2(ctypes.byref(count)):
+        return []
+    for index in range(count.value):
+        device, name, held = ctypes.c_void_p(), ctypes.create_string_buffer(96), _NvmlMemory()
+        if not (
+            library.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
+            or library.nvmlDeviceGetName(device, name, len(name))
+            or library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(held))
+        ):
+            found.append(Gpu(name.value.decode("ascii", "replace"), held.total, held.free))
+    return found
+
+
+def gpu_driver() -> str | None:
+    """Version of the NVIDIA driver, None without one."""
+    library, version = _nvml(), ctypes.create_string_buffer(96)
+    if library is None or library.nvmlSystemGetDriverVersion(version, len(version)):
+        return None
+    return version.value.decode("ascii", "replace")
+
+
+def _nvml() -> ctypes.CDLL | None:
+    try:
+        library = ctypes.CDLL("libnvidia-ml.so.1")
+        return None if library.nvmlInit_v2() else library
+    except (OSError, AttributeError):  # no driver, or one without these calls
+        return None
+
+
+def expects_gpu(gpu_count: int) -> bool:
+    """Whether jax would take a GPU, by JAX_PLATFORMS and the number of GPUs there are."""
+    asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
+    return gpu_count > 0 and asked in ("", "cuda", "gpu")
+
+
+def _number(*files: Path) -> int | None:
+    """The number in the first file that holds one; None for "max" and for files that are missing."""
+    for file in files:
+        text = " ".join(_lines(file)).strip()
+        if text.isdigit():
+            return int(text)
+    return None
+
+
+def _lines(file: Path) -> list[str]:
+    try:
+        return file.read_text(errors="replace").splitlines()
+    except OSError:
+        return []
