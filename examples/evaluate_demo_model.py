@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=100)
     parser.add_argument("--bytes", type=int, default=8192, help="of a text")
     parser.add_argument("--seed", type=int, default=0, help="of the first text")
-    parser.add_argument("--stride", type=int, default=1024, help="from one measured part to the next")
+    parser.add_argument("--stride", type=int, default=1024, help="between measured parts")
     parser.add_argument("--tiny", action="store_true", help="one short text")
     arguments = parser.parse_args()
     if arguments.tiny:
@@ -54,7 +54,7 @@ def look_up(engine: ws.Engine, arguments: argparse.Namespace) -> None:
 def measure_bits(engine: ws.Engine, arguments: argparse.Namespace) -> None:
     prose = np.frombuffer(demo_text.prose().encode(), np.uint8)
     much, little = [], []
-    for end in range(arguments.bytes, prose.size, arguments.stride):
+    for end in range(max(arguments.bytes, BEFORE + MEASURED), prose.size, arguments.stride):
         much.append(bits(engine, prose[end - arguments.bytes : end]))
         little.append(bits(engine, prose[end - BEFORE - MEASURED : end]))
     for name, parts in (("little", little), ("much", much)):

@@ -19,7 +19,7 @@ import jax
 from demo_model import corpus, export, network, training
 from demo_model.sequences import Sampler
 
-SHARES = {1: (1.0,), 2: (0.6, 0.4), 3: (0.3, 0.25, 0.45)}  # of the time, by the number of lengths
+SHARES = {1: (1.0,), 2: (0.4, 0.6), 3: (0.15, 0.35, 0.5)}  # of the time, by the number of lengths
 TINY = network.Shape(num_layers=2, width=32, head_dim=16, expert_width=16)
 
 
@@ -31,10 +31,8 @@ def main() -> None:
     parser.add_argument("--lengths", default="512,2048,9216", help="bytes of a text, per phase")
     parser.add_argument("--step-bytes", type=int, help="bytes of a step (65536; on a CPU 4096)")
     parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
-    parser.add_argument("--dropout", type=float, default=0.0, help="share of each branch's output")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--text", type=Path, help="folder that corpus.write wrote, not this Python")
-    parser.add_argument("--init", type=Path, help="checkpoint to go on from")
     parser.add_argument("--processes", type=int, default=2, help="that draw batches")
     parser.add_argument("--tiny", action="store_true", help="only try it out")
     arguments = parser.parse_args()
@@ -44,7 +42,7 @@ def main() -> None:
 def run(arguments: argparse.Namespace, deadline: float) -> None:
     on_gpu = jax.default_backend() == "gpu"
     dtype, attention = ("bfloat16", "cudnn") if on_gpu else ("float32", "xla")
-    arithmetic = network.Arithmetic(dtype, attention, arguments.dropout)
+    arithmetic = network.Arithmetic(dtype, attention, training.DROPOUT)
     shape = TINY if arguments.tiny else network.Shape()
     step_bytes = arguments.step_bytes or (65536 if on_gpu else 4096)
     lengths = [256] if arguments.tiny else [int(word) for word in arguments.lengths.split(",")]
@@ -69,8 +67,6 @@ def run(arguments: argparse.Namespace, deadline: float) -> None:
         export.write(out, params, shape, lengths[-1])
 
     first = network.initial(shape, arguments.seed)
-    if arguments.init:
-        first = jax.tree.map(jax.numpy.asarray, export.read(arguments.init, shape))
     samplers = Sampler(texts.train, arguments.seed), Sampler(texts.modules, arguments.seed)
     training.train(first, shape, arithmetic, plan, samplers, report)
     (out / "prose.txt").write_text(texts.prose, "ascii")

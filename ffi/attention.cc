@@ -1,10 +1,20 @@
 #include "attention.h"
 
+#include <algorithm>
+#include <cmath>
+#include <limits>
 #include <utility>
 
 #include "size_math.h"
 
 namespace wscope {
+namespace {
+
+constexpr float kNoScore = -std::numeric_limits<float>::infinity();
+constexpr float kLn2 = 0.693147180559945309f;
+constexpr float kLog2E = 1.44269504088896341f;
+
+}  // namespace
 
 std::string CheckShape(const AttentionShape& shape) {
   const std::pair<const char*, int> positive[] = {{"num_q_heads", shape.num_q_heads},
@@ -21,6 +31,10 @@ std::string CheckShape(const AttentionShape& shape) {
     return "num_q_heads: " + std::to_string(shape.num_q_heads) + " is not a multiple of the " +
            std::to_string(shape.num_kv_heads) + " kv heads";
   }
+  if (shape.block % kEntryTile != 0) {
+    return "block: is " + std::to_string(shape.block) + ", must be a multiple of " +
+           std::to_string(kEntryTile);
+  }
   if (shape.value_in_key && shape.value_dim > shape.key_dim) {
     return "value_dim: " + std::to_string(shape.value_dim) + " is more than the key_dim " +
            std::to_string(shape.key_dim) + " that the value is part of";
@@ -30,6 +44,62 @@ std::string CheckShape(const AttentionShape& shape) {
     return "block: the bytes of a block overflow 64 bits";
   }
   return {};
+}
+
+HeadShape HeadOf(const AttentionShape& shape) {
+  return {shape.group(),
+          shape.key_dim,
+          shape.value_dim,
+          shape.block,
+          shape.value_in_key,
+          shape.storage == Storage::kBfloat16,
+          shape.scale};
+}
+
+void ClearState(const AttentionShape& shape, const SoftmaxState& state) {
+  const int group = shape.group();
+  std::fill_n(state.o, static_cast<int64_t>(group) * shape.value_dim, 0.0f);
+  std::fill_n(state.max, group, kNoScore);
+  std::fill_n(state.sum, group, 0.0f);
+}
+
+void MergeState(const AttentionShape& shape, const SoftmaxState& from, const SoftmaxState& into) {
+  for (int h = 0; h < shape.group(); ++h) {
+    const float max = std::max(from.max[h], into.max[h]);
+    if (max == kNoScore) continue;  // Both empty: -inf minus -inf would be NaN.
+    const float weight_from = std::exp2(from.max[h] - max);
+    const float weight_into = std::exp2(into.max[h] - max);
+    into.max[h] = max;
+    into.sum[h] = into.sum[h] * weight_into + from.sum[h] * weight_from;
+    const float* const row_from = from.o + static_cast<int64_t>(h) * shape.value_dim;
+    float* const row_into = into.o + static_cast<int64_t>(h) * shape.value_dim;
+    for (int d = 0; d < shape.value_dim; ++d) {
+      row_into[d] = row_into[d] * weight_into + row_from[d] * weight_from;
+    }
+  }
+}
+
+void AddSink(const AttentionShape& shape, const float* sink, const SoftmaxState& state) {
+  for (int h = 0; h < shape.group(); ++h) {
+    const float logit = sink[h] * kLog2E;
+    const float max = std::max(logit, state.max[h]);
+    if (max == kNoScore) continue;
+    const float weight = std::exp2(state.max[h] - max);
+    state.max[h] = max;
+    state.sum[h] = state.sum[h] * weight + std::exp2(logit - max);
+    float* const row = state.o + static_cast<int64_t>(h) * shape.value_dim;
+    for (int d = 0; d < shape.value_dim; ++d) row[d] *= weight;
+  }
+}
+
+void FinishState(const AttentionShape& shape, const SoftmaxState& state, float* o, float* lse) {
+  for (int h = 0; h < shape.group(); ++h) {
+    const bool empty = state.max[h] == kNoScore;
+    lse[h] = empty ? kNoScore : state.max[h] * kLn2 + std::log(state.sum[h]);
+    const float* const row = state.o + static_cast<int64_t>(h) * shape.value_dim;
+    float* const out = o + static_cast<int64_t>(h) * shape.value_dim;
+    for (int d = 0; d < shape.value_dim; ++d) out[d] = empty ? 0.0f : row[d] / state.sum[h];
+  }
 }
 
 }  // namespace wscope

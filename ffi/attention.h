@@ -1,9 +1,11 @@
-// Decode attention of one kv head over a run of blocks: the contract that every kernel fulfils.
+// The shape of a layer's decode attention, and the running softmax that kernels add to.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <string>
+
+#include "kernel.h"
 
 namespace wscope {
 
@@ -19,7 +21,7 @@ struct AttentionShape {
   int key_dim = 0;            // K
   int value_dim = 0;          // V, at most K if value_in_key.
   bool value_in_key = false;  // The value of an entry is the first V numbers of its key.
-  int block = 0;              // D
+  int block = 0;              // D, a multiple of 32.
   Storage storage = Storage::kFloat32;
   float scale = 1.0f;  // Applied in float32 to the scores, never to q.
 
@@ -33,29 +35,16 @@ struct AttentionShape {
 // with the field's name.
 std::string CheckShape(const AttentionShape& shape);
 
-// The running state of a softmax over some entries, per query head of one kv head. With no entry
-// yet: max = -inf, sum = 0, o = 0.
-struct SoftmaxState {
-  float* o;    // [H / G, V], sum over entries of exp(score - max) * value
-  float* max;  // [H / G]
-  float* sum;  // [H / G], sum over entries of exp(score - max)
-};
-
-// Floats of scratch that Attend needs.
-int64_t ScratchFloats(const AttentionShape& shape);
-
-// Adds all entries of one kv head in `num_blocks` blocks to `state`. The head lies `head_offset`
-// bytes into a block: [D, K] keys, then [D, V] values unless value_in_key. Checks nothing, never
-// throws.
-void Attend(const AttentionShape& shape,
-            const float* q,                // [H / G, K]
-            const uint8_t* const* blocks,  // [num_blocks]
-            int num_blocks, int64_t head_offset, float* scratch, const SoftmaxState& state);
+// The part of the shape that a kernel sees.
+HeadShape HeadOf(const AttentionShape& shape);
 
 void ClearState(const AttentionShape& shape, const SoftmaxState& state);
 
 // Adds the entries of `from` to `into`. Two empty states make an empty one.
 void MergeState(const AttentionShape& shape, const SoftmaxState& from, const SoftmaxState& into);
+
+// Adds one more logit per head that takes weight and gives nothing; `sink` [R] is not scaled.
+void AddSink(const AttentionShape& shape, const float* sink, const SoftmaxState& state);
 
 // o = softmax-weighted mean of the values, lse = natural log of the sum of exp(score); 0 and -inf
 // for no entry.

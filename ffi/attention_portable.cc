@@ -4,14 +4,14 @@
 #include <cstring>
 #include <limits>
 
-#include "attention.h"
+#include "kernel.h"
 
 namespace wscope {
 namespace {
 
 constexpr float kNoScore = -std::numeric_limits<float>::infinity();
-constexpr int kLanes = 16;  // Independent sums of a dot product; the compiler makes them vectors.
-constexpr int kHeads = 4;   // Query heads that share one pass over a key or value.
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr int kHeads = 4;  // Query heads that share one pass over a key or value.
 
 float ToFloat(float value) { return value; }
 float ToFloat(uint16_t bfloat16) {
@@ -21,9 +21,38 @@ float ToFloat(uint16_t bfloat16) {
   return value;
 }
 
+// Entries that lie in one row beside each other.
 template <typename T>
-void Widen(const T* from, int count, float* __restrict to) {
-  for (int i = 0; i < count; ++i) to[i] = ToFloat(from[i]);
+constexpr int kPair = 4 / sizeof(T);
+
+// Brings the keys of 32 entries into rows [32, K].
+template <typename T>
+void KeyRows(const T* keys, int key_dim, float* rows) {
+  for (int group = 0; group < kEntryTile; group += kLanes, rows += int64_t{kLanes} * key_dim) {
+    int d = 0;
+    for (; d + kPair<T> <= key_dim; d += kPair<T>) {
+      for (int i = 0; i < kLanes * kPair<T>; ++i) {
+        rows[i / kPair<T> * key_dim + d + i % kPair<T>] = ToFloat(*keys++);
+      }
+    }
+    for (; d < key_dim; ++d) {
+      for (int i = 0; i < kLanes; ++i) rows[i * key_dim + d] = ToFloat(*keys++);
+    }
+  }
+}
+
+// Brings the values of 32 entries in a panel of `dims` dims into rows [32, dims].
+template <typename T>
+void ValueRows(const T* values, int dims, float* rows) {
+  for (int tile = 0; tile < dims; tile += kLanes) {
+    const int width = std::min(kLanes, dims - tile);
+    for (int entry = 0; entry < kEntryTile; entry += kPair<T>) {
+      float* const row = rows + int64_t{entry} * dims + tile;
+      for (int i = 0; i < width * kPair<T>; ++i) {
+        row[i % kPair<T> * dims + i / kPair<T>] = ToFloat(*values++);
+      }
+    }
+  }
 }
 
 // Dot products of `key` with kCount rows of q.
@@ -48,29 +77,33 @@ void Dot(const float* q, const float* key, int key_dim, float* dots) {
   }
 }
 
-// o[h] += weights[h] * value for kCount rows.
+// o[h] += weights[h] * value for kCount rows that lie `stride` apart.
 template <int kCount>
-void Accumulate(const float* weights, const float* __restrict value, int value_dim,
+void Accumulate(const float* weights, const float* __restrict value, int dims, int stride,
                 float* __restrict o) {
   for (int h = 0; h < kCount; ++h) {
-    float* const row = o + static_cast<int64_t>(h) * value_dim;
+    float* const row = o + static_cast<int64_t>(h) * stride;
     const float weight = weights[h];
-    for (int d = 0; d < value_dim; ++d) row[d] += weight * value[d];
+    for (int d = 0; d < dims; ++d) row[d] += weight * value[d];
   }
 }
 
-// Turns the scores of a block into weights exp(score - max) and brings the state to the new max.
-void Softmax(const AttentionShape& shape, float* weights, const SoftmaxState& state) {
-  const int group = shape.group();
+// Turns the scores of a block into weights 2^(score - max) and brings the state to the new max.
+void Softmax(const HeadShape& shape, float* weights, const SoftmaxState& state) {
+  const int group = shape.group;
   for (int h = 0; h < group; ++h) {
     float max = state.max[h];
     for (int i = 0; i < shape.block; ++i) max = std::max(max, weights[i * group + h]);
-    // exp(-inf) = 0 at the first block: the empty sum stays empty.
-    const float shrink = std::exp(state.max[h] - max);
+    if (max == kNoScore) {  // Nothing selected so far: -inf minus -inf would be NaN.
+      for (int i = 0; i < shape.block; ++i) weights[i * group + h] = 0.0f;
+      continue;
+    }
+    // 2^-inf = 0 at the first block: the empty sum stays empty.
+    const float shrink = std::exp2(state.max[h] - max);
     float sum = 0.0f;
     for (int i = 0; i < shape.block; ++i) {
       float& weight = weights[i * group + h];
-      weight = std::exp(weight - max);
+      weight = std::exp2(weight - max);
       sum += weight;
     }
     state.max[h] = max;
@@ -82,101 +115,108 @@ void Softmax(const AttentionShape& shape, float* weights, const SoftmaxState& st
   }
 }
 
+bool IsSelected(const uint32_t* selected, int entry) {
+  return !selected || (selected[entry / 32] >> (entry % 32) & 1) != 0;
+}
+
+// weights[D, R] = scores of all entries in units of log2, -inf where not selected.
 template <typename T>
-void AttendBlock(const AttentionShape& shape, const float* q, const T* head, float* scratch,
-                 const SoftmaxState& state) {
-  const int group = shape.group();
-  const int key_dim = shape.key_dim;
-  const int value_dim = shape.value_dim;
-  float* const weights = scratch;                                           // [D, H / G]
-  float* const wide = scratch + static_cast<int64_t>(shape.block) * group;  // [max(K, V)]
-
-  const T* key = head;
-  for (int i = 0; i < shape.block; ++i, key += key_dim) {
-    Widen(key, key_dim, wide);
-    float* const scores = weights + i * group;
-    int h = 0;
-    for (; h + kHeads <= group; h += kHeads) {
-      Dot<kHeads>(q + static_cast<int64_t>(h) * key_dim, wide, key_dim, scores + h);
+void Scores(const HeadShape& shape, const float* q, const T* head, const uint32_t* selected,
+            float* rows, float* weights) {
+  const float scale = shape.scale * kLog2E;
+  const int64_t key_dim = shape.key_dim;
+  for (int chunk = 0; chunk < shape.block; chunk += kEntryTile, head += kEntryTile * key_dim) {
+    if (shape.value_in_key) {
+      ValueRows(head, shape.key_dim, rows);
+    } else {
+      KeyRows(head, shape.key_dim, rows);
     }
-    for (; h < group; ++h) {
-      Dot<1>(q + static_cast<int64_t>(h) * key_dim, wide, key_dim, scores + h);
+    for (int i = 0; i < kEntryTile; ++i) {
+      float* const scores = weights + (int64_t{chunk} + i) * shape.group;
+      const float* const key = rows + i * key_dim;
+      int h = 0;
+      for (; h + kHeads <= shape.group; h += kHeads) {
+        Dot<kHeads>(q + h * key_dim, key, shape.key_dim, scores + h);
+      }
+      for (; h < shape.group; ++h) Dot<1>(q + h * key_dim, key, shape.key_dim, scores + h);
+      const bool counts = IsSelected(selected, chunk + i);
+      for (h = 0; h < shape.group; ++h) scores[h] = counts ? scores[h] * scale : kNoScore;
     }
-    for (h = 0; h < group; ++h) scores[h] *= shape.scale;
   }
+}
 
-  Softmax(shape, weights, state);
-
-  const int value_stride = shape.value_in_key ? key_dim : value_dim;
-  const T* value = shape.value_in_key ? head : head + static_cast<int64_t>(shape.block) * key_dim;
-  for (int i = 0; i < shape.block; ++i, value += value_stride) {
-    Widen(value, value_dim, wide);
-    const float* const row = weights + i * group;
-    int h = 0;
-    for (; h + kHeads <= group; h += kHeads) {
-      Accumulate<kHeads>(row + h, wide, value_dim, state.o + static_cast<int64_t>(h) * value_dim);
+// o += weights * values, for the `dims` values of one panel of `stored` dims.
+template <typename T>
+void PanelValues(const HeadShape& shape, const float* weights, const T* panel, int stored, int dims,
+                 float* rows, float* o) {
+  for (int entry = 0; entry < shape.block; ++entry) {
+    const int in_chunk = entry % kEntryTile;
+    if (in_chunk == 0) {
+      ValueRows(panel + static_cast<int64_t>(entry) * stored, stored, rows);
     }
-    for (; h < group; ++h) {
-      Accumulate<1>(row + h, wide, value_dim, state.o + static_cast<int64_t>(h) * value_dim);
+    const float* const value = rows + static_cast<int64_t>(in_chunk) * stored;
+    const float* const weight = weights + static_cast<int64_t>(entry) * shape.group;
+    int h = 0;
+    for (; h + kHeads <= shape.group; h += kHeads) {
+      Accumulate<kHeads>(weight + h, value, dims, shape.value_dim,
+                         o + static_cast<int64_t>(h) * shape.value_dim);
+    }
+    for (; h < shape.group; ++h) {
+      Accumulate<1>(weight + h, value, dims, shape.value_dim,
+                    o + static_cast<int64_t>(h) * shape.value_dim);
     }
   }
 }
 
 template <typename T>
-void AttendBlocks(const AttentionShape& shape, const float* q, const uint8_t* const* blocks,
-                  int num_blocks, int64_t head_offset, float* scratch, const SoftmaxState& state) {
-  for (int i = 0; i < num_blocks; ++i) {
-    AttendBlock(shape, q, reinterpret_cast<const T*>(blocks[i] + head_offset), scratch, state);
+void AttendBlock(const HeadShape& shape, const float* q, const T* head, const uint32_t* selected,
+                 float* scratch, const SoftmaxState& state) {
+  float* const weights = scratch;                                                 // [D, R]
+  float* const rows = scratch + static_cast<int64_t>(shape.block) * shape.group;  // [32, K or 64]
+  Scores(shape, q, head, selected, rows, weights);
+  Softmax(shape, weights, state);
+  if (shape.value_in_key) {
+    PanelValues(shape, weights, head, shape.key_dim, shape.value_dim, rows, state.o);
+    return;
+  }
+  const T* const values = head + static_cast<int64_t>(shape.block) * shape.key_dim;
+  for (int first = 0; first < shape.value_dim; first += kPanelDims) {
+    const int dims = std::min(kPanelDims, shape.value_dim - first);
+    PanelValues(shape, weights, values + static_cast<int64_t>(first) * shape.block, dims, dims,
+                rows, state.o + first);
+  }
+}
+
+template <typename T>
+void AttendBlocks(const HeadShape& shape, const float* q, const HeadBlocks& blocks, float* scratch,
+                  const SoftmaxState& state) {
+  for (int i = 0; i < blocks.num_blocks; ++i) {
+    const uint32_t* const selected =
+        blocks.selected ? blocks.selected + static_cast<int64_t>(i) * (shape.block / 32) : nullptr;
+    AttendBlock(shape, q, reinterpret_cast<const T*>(blocks.blocks[i] + blocks.head_offset),
+                selected, scratch, state);
+  }
+}
+
+bool Supports(const HeadShape&) { return true; }
+
+int64_t ScratchBytes(const HeadShape& shape) {
+  const int64_t weights = static_cast<int64_t>(shape.block) * shape.group;
+  const int64_t rows = static_cast<int64_t>(kEntryTile) * std::max(shape.key_dim, kPanelDims);
+  return static_cast<int64_t>(sizeof(float)) * (weights + rows);
+}
+
+void Attend(const HeadShape& shape, const float* q, const HeadBlocks& blocks, void* scratch,
+            const SoftmaxState& state) {
+  if (shape.bfloat16) {
+    AttendBlocks<uint16_t>(shape, q, blocks, static_cast<float*>(scratch), state);
+  } else {
+    AttendBlocks<float>(shape, q, blocks, static_cast<float*>(scratch), state);
   }
 }
 
 }  // namespace
 
-int64_t ScratchFloats(const AttentionShape& shape) {
-  return static_cast<int64_t>(shape.block) * shape.group() +
-         std::max(shape.key_dim, shape.value_dim);
-}
-
-void Attend(const AttentionShape& shape, const float* q, const uint8_t* const* blocks,
-            int num_blocks, int64_t head_offset, float* scratch, const SoftmaxState& state) {
-  if (shape.storage == Storage::kFloat32) {
-    AttendBlocks<float>(shape, q, blocks, num_blocks, head_offset, scratch, state);
-  } else {
-    AttendBlocks<uint16_t>(shape, q, blocks, num_blocks, head_offset, scratch, state);
-  }
-}
-
-void ClearState(const AttentionShape& shape, const SoftmaxState& state) {
-  const int group = shape.group();
-  std::fill_n(state.o, static_cast<int64_t>(group) * shape.value_dim, 0.0f);
-  std::fill_n(state.max, group, kNoScore);
-  std::fill_n(state.sum, group, 0.0f);
-}
-
-void MergeState(const AttentionShape& shape, const SoftmaxState& from, const SoftmaxState& into) {
-  for (int h = 0; h < shape.group(); ++h) {
-    const float max = std::max(from.max[h], into.max[h]);
-    if (max == kNoScore) continue;  // Both empty: -inf minus -inf would be NaN.
-    const float weight_from = std::exp(from.max[h] - max);
-    const float weight_into = std::exp(into.max[h] - max);
-    into.max[h] = max;
-    into.sum[h] = into.sum[h] * weight_into + from.sum[h] * weight_from;
-    const float* const row_from = from.o + static_cast<int64_t>(h) * shape.value_dim;
-    float* const row_into = into.o + static_cast<int64_t>(h) * shape.value_dim;
-    for (int d = 0; d < shape.value_dim; ++d) {
-      row_into[d] = row_into[d] * weight_into + row_from[d] * weight_from;
-    }
-  }
-}
-
-void FinishState(const AttentionShape& shape, const SoftmaxState& state, float* o, float* lse) {
-  for (int h = 0; h < shape.group(); ++h) {
-    const bool empty = state.max[h] == kNoScore;
-    lse[h] = empty ? kNoScore : state.max[h] + std::log(state.sum[h]);
-    const float* const row = state.o + static_cast<int64_t>(h) * shape.value_dim;
-    float* const out = o + static_cast<int64_t>(h) * shape.value_dim;
-    for (int d = 0; d < shape.value_dim; ++d) out[d] = empty ? 0.0f : row[d] / state.sum[h];
-  }
-}
+const Kernel kPortableKernel = {"portable", true, nullptr, &Supports, &ScratchBytes, &Attend};
 
 }  // namespace wscope

@@ -16,6 +16,7 @@
 #include "attention.h"
 #include "calibrate.h"
 #include "clock.h"
+#include "dispatch.h"
 #include "handlers.h"
 #include "pool.h"
 #include "step_queue.h"
@@ -154,8 +155,8 @@ Storage ReadStorage(const std::string& name) {
   throw std::invalid_argument("storage: is \"" + name + "\", must be \"float32\" or \"bfloat16\"");
 }
 
-double PyTimeAttention(int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
-                       bool value_in_key, int block, const std::string& storage, int num_blocks) {
+AttentionShape MakeShape(int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
+                         bool value_in_key, int block, const std::string& storage) {
   const AttentionShape shape{num_q_heads,
                              num_kv_heads,
                              key_dim,
@@ -163,9 +164,33 @@ double PyTimeAttention(int num_q_heads, int num_kv_heads, int key_dim, int value
                              value_in_key,
                              block,
                              ReadStorage(storage),
-                             1.0f / std::sqrt(float(key_dim))};
+                             1.0f / std::sqrt(float(std::max(1, key_dim)))};
+  if (const std::string wrong = CheckShape(shape); !wrong.empty()) {
+    throw std::invalid_argument(wrong);
+  }
+  return shape;
+}
+
+double PyTimeAttention(int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
+                       bool value_in_key, int block, const std::string& storage, int num_blocks) {
+  const AttentionShape shape = MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim,
+                                         value_in_key, block, storage);
   const nb::gil_scoped_release release;
   return static_cast<double>(TimeAttention(shape, num_blocks));
+}
+
+std::string PyIsaOf(int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
+                    bool value_in_key, int block, const std::string& storage) {
+  const AttentionShape shape = MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim,
+                                         value_in_key, block, storage);
+  const nb::gil_scoped_release release;
+  return KernelFor(HeadOf(shape)).name;
+}
+
+nb::list PyIsas() {
+  nb::list names;
+  for (const Kernel* kernel : AvailableKernels()) names.append(kernel->name);
+  return names;
 }
 
 nb::dict Registrations() {
@@ -209,7 +234,7 @@ void BindStepQueue(nb::module_& m) {
       .def_prop_ro("poison", [](const QueueHandle& h) { return h.queue()->Poison(); })
       .def_prop_ro("completed", [](const QueueHandle& h) { return h.queue()->mover().completed(); })
       .def_prop_ro("staged_layers",
-                   [](const QueueHandle& h) { return h.queue()->mover().staged_stores(); })
+                   [](const QueueHandle& h) { return h.queue()->mover().staged_layers(); })
       .def_prop_ro("staged_high_water",
                    [](const QueueHandle& h) { return h.queue()->mover().staged_high_water(); })
       .def_prop_ro("staged_bytes",
@@ -243,6 +268,11 @@ NB_MODULE(_ffi, m) {
   m.def("time_attention", &PyTimeAttention, nb::arg("num_q_heads"), nb::arg("num_kv_heads"),
         nb::arg("key_dim"), nb::arg("value_dim"), nb::arg("value_in_key"), nb::arg("block"),
         nb::arg("storage"), nb::arg("num_blocks"));
+  m.def("isas", &PyIsas);
+  m.def("force_isa", &ForceIsa, nb::arg("name"));
+  m.def("amx_refusal", &AmxRefusal);
+  m.def("isa_of", &PyIsaOf, nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("key_dim"),
+        nb::arg("value_dim"), nb::arg("value_in_key"), nb::arg("block"), nb::arg("storage"));
   m.def(
       "time_copy",
       [](int64_t num_bytes) {

@@ -6,8 +6,12 @@
 #include <thread>
 #include <utility>
 
+#include "dispatch.h"
+
 namespace wscope {
 namespace {
+
+constexpr int64_t kLine = 64;  // What kernels want their scratch aligned to.
 
 // Not cleared: every number is written before it is read.
 std::unique_ptr<float[]> Floats(int64_t count) {
@@ -18,17 +22,25 @@ std::unique_ptr<float[]> Floats(int64_t count) {
 
 HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int layer, int num_rows,
                  const int32_t* row_ptr, const int32_t* table, int max_parts)
-    : shape_(shape), pool_(std::move(pool)), num_rows_(num_rows) {
+    : shape_(shape),
+      head_shape_(HeadOf(shape)),
+      kernel_(KernelFor(head_shape_)),
+      pool_(std::move(pool)),
+      num_rows_(num_rows) {
   row_ptr_.reserve(num_rows + 1);
   for (int row = 0; row <= num_rows; ++row) row_ptr_.push_back(row_ptr[row] - row_ptr[0]);
   blocks_.reserve(row_ptr_.back());
   for (int32_t at = row_ptr[0]; at < row_ptr[num_rows]; ++at) {
     blocks_.push_back(pool_->Block(layer, table[at]));
   }
+  Allocate(max_parts);
+}
+
+void HostJob::Allocate(int max_parts) {
   q_ = Floats(q_size());
   o_ = Floats(o_size());
   lse_ = Floats(lse_size());
-  for (int row = 0; row < num_rows; ++row) {
+  for (int row = 0; row < num_rows_; ++row) {
     if (row_ptr_[row] != row_ptr_[row + 1]) continue;
     const int64_t row_o = int64_t{shape_.num_q_heads} * shape_.value_dim;
     std::fill_n(o_.get() + row * row_o, row_o, 0.0f);
@@ -36,7 +48,8 @@ HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int la
                 -std::numeric_limits<float>::infinity());
   }
   num_parts_ = static_cast<int>(std::min<int64_t>(max_parts, num_blocks() * shape_.num_kv_heads));
-  scratch_ = Floats(num_parts_ * ScratchFloats(shape_));
+  scratch_bytes_ = (kernel_.scratch_bytes(head_shape_) + kLine - 1) / kLine * kLine;
+  scratch_.reset(new uint8_t[num_parts_ * scratch_bytes_ + kLine]);
   states_ = Floats(int64_t{2} * num_parts_ * shape_.group() * (shape_.value_dim + 2));
   state_head_.assign(2 * static_cast<size_t>(num_parts_), -1);
 }
@@ -72,7 +85,9 @@ void HostJob::WriteHead(int64_t head_index, const SoftmaxState& state) {
 void HostJob::RunPart(int part) {
   const int64_t items = num_blocks() * shape_.num_kv_heads;
   const int64_t end = items * (part + 1) / num_parts_;
-  float* const scratch = scratch_.get() + part * ScratchFloats(shape_);
+  const auto address = reinterpret_cast<uintptr_t>(scratch_.get());
+  uint8_t* const scratch =
+      scratch_.get() + (kLine - address % kLine) % kLine + part * scratch_bytes_;
   int slot = 0;
   for (int64_t item = items * part / num_parts_; item < end;) {
     const Segment segment = SegmentAt(item, end);
@@ -80,8 +95,9 @@ void HostJob::RunPart(int part) {
     const int64_t q_head = HeadIndex(segment) * shape_.group();
     const SoftmaxState state = State(part, slot);
     ClearState(shape_, state);
-    Attend(shape_, q_.get() + q_head * shape_.key_dim, blocks_.data() + segment.first,
-           static_cast<int>(count), segment.head * shape_.head_bytes(), scratch, state);
+    const HeadBlocks blocks{blocks_.data() + segment.first, static_cast<int>(count),
+                            segment.head * shape_.head_bytes(), nullptr, kPrefetchBytes};
+    kernel_.attend(head_shape_, q_.get() + q_head * shape_.key_dim, blocks, scratch, state);
     if (segment.whole) {
       WriteHead(HeadIndex(segment), state);
     } else {

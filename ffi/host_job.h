@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "kernel.h"
 #include "pool.h"
 #include "workers.h"
 
@@ -59,7 +60,11 @@ class HostJob {
   }
   void WriteHead(int64_t head_index, const SoftmaxState& state);
 
+  void Allocate(int max_parts);
+
   const AttentionShape shape_;
+  const HeadShape head_shape_;
+  const Kernel& kernel_;
   const std::shared_ptr<Pool> pool_;
   const int num_rows_;
   int num_parts_ = 0;
@@ -68,7 +73,8 @@ class HostJob {
   std::unique_ptr<float[]> q_;
   std::unique_ptr<float[]> o_;
   std::unique_ptr<float[]> lse_;
-  std::unique_ptr<float[]> scratch_;  // [num_parts, ScratchFloats]
+  int64_t scratch_bytes_ = 0;          // Of one part.
+  std::unique_ptr<uint8_t[]> scratch_;  // [num_parts, scratch_bytes_] from the first 64-byte line on
   std::unique_ptr<float[]> states_;   // [num_parts, 2, (H / G) * (V + 2)]
   std::vector<int64_t> state_head_;   // [num_parts, 2]: row * G + kv head, -1 = unused
 };

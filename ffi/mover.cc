@@ -10,8 +10,8 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
-// As many stores as prefill lets be under way.
-constexpr size_t kMaxSpare = 2;
+// As many stores as prefill lets be under way: two layers, each for two readers of blocks.
+constexpr size_t kMaxSpare = 4;
 
 std::chrono::steady_clock::time_point At(int64_t deadline_ns) {
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
@@ -62,13 +62,14 @@ void Mover::Loop(State& state) {
     if (delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
     Move(store);
     const int64_t bytes = store.size();
+    const int layer = bytes > 0 ? store.layer() : 0;
     StagingBuffer emptied = std::move(store.staging);
     store = {};  // Lets go of the pools, without the lock.
     lock.lock();
     if (emptied.capacity > 0 && state.spare.size() < kMaxSpare) {
       state.spare.push_back(std::move(emptied));
     }
-    state.staged -= bytes > 0 ? 1 : 0;
+    if (bytes > 0 && --state.staged[layer] == 0) state.staged.erase(layer);
     state.staged_bytes -= bytes;
     ++state.completed;
     state.changed.notify_all();
@@ -101,8 +102,9 @@ StagingBuffer Mover::TakeBuffer(int64_t num_bytes) {
 void Mover::Enqueue(StagedStore store) {
   const Lock lock(state_->mutex);
   if (store.size() > 0) {
-    ++state_->staged;
-    state_->staged_high_water = std::max(state_->staged_high_water, state_->staged);
+    ++state_->staged[store.layer()];
+    state_->staged_high_water =
+        std::max(state_->staged_high_water, static_cast<int>(state_->staged.size()));
     state_->staged_bytes += store.size();
   }
   ++state_->enqueued;
@@ -135,9 +137,9 @@ int64_t Mover::completed() const {
   return state_->completed;
 }
 
-int Mover::staged_stores() const {
+int Mover::staged_layers() const {
   const Lock lock(state_->mutex);
-  return state_->staged;
+  return static_cast<int>(state_->staged.size());
 }
 
 int Mover::staged_high_water() const {

@@ -5,6 +5,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -35,6 +36,7 @@ struct StagedStore {
   std::vector<Destination> destinations;
   StagingBuffer staging;  // [destinations, block_bytes]
 
+  int layer() const { return destinations.front().layer; }  // All go to one.
   int64_t size() const { return block_bytes * static_cast<int64_t>(destinations.size()); }
 };
 
@@ -60,8 +62,8 @@ class Mover {
   bool Drain(int64_t deadline_ns);
 
   int64_t completed() const;
-  // Stores with blocks whose staging is alive, the most there ever were, and their bytes.
-  int staged_stores() const;
+  // Layers with blocks whose staging is alive, the most there ever were, and their bytes.
+  int staged_layers() const;
   int staged_high_water() const;
   int64_t staged_bytes() const;
 
@@ -77,7 +79,7 @@ class Mover {
     std::vector<StagingBuffer> spare;  // Emptied, at most kMaxSpare.
     int64_t enqueued = 0;
     int64_t completed = 0;
-    int staged = 0;
+    std::map<int, int> staged;  // Layer -> its stores under way.
     int staged_high_water = 0;
     int64_t staged_bytes = 0;
     int delay_ms = 0;

@@ -133,14 +133,23 @@ def random(config: ModelConfig, seed: int, dtype: str) -> Decoder:
     return nnx.merge(graphdef, jax.tree.unflatten(tree, drawn))
 
 
-def load(directory: str | os.PathLike[str], dtype: str | None = None) -> Decoder:
+def load(
+    directory: str | os.PathLike[str],
+    dtype: str | None = None,
+    *,
+    report: Callable[[int, int], None] | None = None,
+    check_all: bool = False,
+) -> Decoder:
     """The model of the checkpoint in `directory`, its weights placed on the default device.
 
     Args:
         directory: folder with config.json and safetensors files.
         dtype: "bfloat16" or "float32" for all parameters; None takes the checkpoint's.
+        report: told how many bytes of parameters are in place, and of how many.
+        check_all: look at every number for NaN and infinity, not at a sample.
 
     Raises:
+        CapacityError: The weights do not fit into memory.
         CheckpointError: Anything is wrong with the checkpoint; see `read_config` and `Checkpoint`.
         UsageError: `dtype` is another.
     """
@@ -158,7 +167,7 @@ def load(directory: str | os.PathLike[str], dtype: str | None = None) -> Decoder
         for key in table
     ]
     placed: dict[Key, Any] = {}
-    for key, array in checkpoint.load(places, _dtype(dtype)):
+    for key, array in checkpoint.load(places, _dtype(dtype), report=report, check_all=check_all):
         placed[key] = variables[key].replace(array)
     return nnx.merge(graphdef, nnx.from_flat_state(placed))
 

@@ -16,12 +16,15 @@ PACKAGE: Final = ROOT / "wscope_jax"
 # Top-level name -> (floor, place within the floor). A module may name what is on a lower floor,
 # what stands before it on its own floor, and its own place.
 FLOORS: Final = {
-    **dict.fromkeys(("errors", "cores", "layout", "placement", "roofline"), (0, 0)),
+    **dict.fromkeys(
+        ("errors", "forks", "progress", "cores", "layout", "placement", "roofline"), (0, 0)
+    ),
     **dict.fromkeys(
         ("partial", "sampling", "stopping", "step_plan", "compiled", "demo_text"), (0, 0)
     ),
     **dict.fromkeys(("_ffi", "views", "ops", "pools", "dispatcher", "experts"), (1, 0)),
-    **dict.fromkeys(("checkpoint", "tokenizer"), (1, 0)),
+    **dict.fromkeys(("checkpoint", "tokenizer", "chat", "chat_worker", "machine"), (1, 0)),
+    "footprint": (0, 1),
     "attention": (2, 0),
     "schedules": (2, 1),
     "policies": (2, 2),
@@ -29,6 +32,7 @@ FLOORS: Final = {
     "cache": (3, 1),
     "models": (4, 0),
     "memory_plan": (5, 0),
+    "configurations": (5, 0),
     "programs": (5, 1),
     "generation": (5, 2),
     "engine": (5, 3),
@@ -38,7 +42,7 @@ FLOORS: Final = {
 # Models know neither cache nor policy.
 MODELS_MAY_NAME: Final = {"layout", "errors", "checkpoint", "experts", "schedules", "models"}
 # Bookkeeping without tensors: pure Python, so that it can be tested by the thousand.
-WITHOUT_ARRAYS: Final = {"errors", "cores", "placement", "roofline", "stopping"}
+WITHOUT_ARRAYS: Final = {"errors", "cores", "placement", "roofline", "stopping", "machine"}
 
 
 def sources() -> list[tuple[str, Path]]:
@@ -159,7 +163,16 @@ def test_import_starts_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["--help"], ["--version"], ["generate", "--help"], ["score", "--help"]]
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        ["generate", "--help"],
+        ["score", "--help"],
+        ["plan", "--help"],
+        ["inspect", "--help"],
+        ["doctor", "--help"],
+    ],
 )
 def test_help_imports_nothing_heavy(words: list[str]) -> None:
     assert run(HELP_CHECK, *words)

@@ -144,7 +144,7 @@ class StepQueue:
 
     @property
     def staged_layers(self) -> int:
-        """Stores with blocks that are under way: their copies outside the pools are alive."""
+        """Layers of which blocks are under way: their copies outside the pools are alive."""
 
     @property
     def staged_high_water(self) -> int:
@@ -194,6 +194,42 @@ def start_workers(n: int) -> None:
 
 def num_workers() -> int:
     """Threads of the worker pool; 0 before `start_workers`."""
+
+def isas() -> list[str]:
+    """Instruction sets whose kernels run on this processor, simplest first.
+
+    The first call asks the system for the use of AMX.
+    """
+
+def amx_refusal() -> str:
+    """Why AMX is not among `isas` although the processor has it; empty if it is or has not."""
+
+def force_isa(name: str) -> None:
+    """Makes one of `isas` the path of every shape; empty = the best one for each.
+
+    To be called while no job is open.
+
+    Raises:
+        ValueError: no such name in this build.
+        RuntimeError: the processor lacks it, or the system refuses it.
+    """
+
+def isa_of(
+    num_q_heads: int,
+    num_kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    value_in_key: bool,
+    block: int,
+    storage: str,
+) -> str:
+    """The instruction set whose kernel attends to this shape; see `time_attention` for the arguments.
+
+    Chosen when a shape is first asked for or attended to, by a timing of some milliseconds.
+
+    Raises:
+        ValueError: a number makes no sense.
+    """
 
 def time_attention(
     num_q_heads: int,

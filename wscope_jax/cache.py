@@ -3,18 +3,20 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
-from typing import Final, TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wscope_jax import forks
 from wscope_jax.attention import STORE_ORDERS
 from wscope_jax.compiled import Programs
 from wscope_jax.dispatcher import Dispatcher
-from wscope_jax.errors import CapacityError, UsageError
+from wscope_jax.errors import CapacityError, UsageError, is_out_of_memory
 from wscope_jax.evictions import Evictions
+from wscope_jax.footprint import CHUNK_ENTRIES, LAYERS_IN_FLIGHT, Footprint
 from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, EntryLayout, Region, Stream, byte_order
 from wscope_jax.placement import HOST_REGIONS, Placement
 from wscope_jax.policies import Policy
@@ -23,11 +25,6 @@ from wscope_jax.step_plan import StepPlan, chunk_table, decode_plan, store_plan,
 from wscope_jax.views import CacheSpec, Views, empty_views
 
 T = TypeVar("T")
-
-CHUNK_ENTRIES: Final = (
-    16_384  # entries of one layer in a streamed chunk: the paper's PING-PONG at batch 32
-)
-MAX_LAYERS_IN_FLIGHT: Final = 2  # prefill layers whose entries may be alive outside their home
 
 
 class InplaceKVCache:
@@ -43,7 +40,8 @@ class InplaceKVCache:
         max_len: tokens that a row may hold.
         window: D, entries in a block and in the window before it gives a block away.
         dtype: storage of entries, "float32" or "bfloat16".
-        host_memory: bytes for both host regions together; None = as many as `batch` rows of `max_len` need.
+        host_memory: bytes for both host regions together and the buffers that blocks pass through; None = as many as
+            `batch` rows of `max_len` need.
         chunk_entries: entries of one layer in a streamed chunk.
         programs: compiled programs to share with other caches of equal shapes.
 
@@ -82,12 +80,14 @@ class InplaceKVCache:
         self.block = window
         self.policy = policy
         self.programs = programs or Programs()
-        self.entry_bytes = self.layout.entry_bytes(jnp.dtype(dtype).itemsize)
+        itemsize = jnp.dtype(dtype).itemsize
+        self.entry_bytes = self.layout.entry_bytes(itemsize)
         self._places = policy.uses_host or policy.uses_link
-        slots = self._slot_budget(host_memory) if self._places else 0
+        slots = self._slot_budget(streams, itemsize, host_memory) if self._places else 0
         self.placement = Placement(batch, window, slots)
         self._pools = HostPools(self.num_layers, window * self.entry_bytes, slots)
-        self._dispatcher = Dispatcher(self._pools)
+        with self._closing_on_error():
+            self._dispatcher = Dispatcher(self._pools)
         self._evictions = Evictions(self.placement, self._dispatcher, self.programs, self._route)
         self._active: set[int] = set()
         self._turns = 1 if policy.uses_link else 0
@@ -103,26 +103,51 @@ class InplaceKVCache:
             uses_host=policy.uses_host,
             uses_link=policy.uses_link,
         )
-        self._views = empty_views(
-            self.layout,
-            spec,
-            num_layers=self.num_layers,
-            batch=batch,
-            num_turns=self._turns,
-            slots_per_chunk=self.slots_per_chunk,
-        )
-
-    def _slot_budget(self, host_memory: int | None) -> int:
-        needed = self.batch * (self.max_len // self.block)
-        if host_memory is None:
-            return needed
-        slot_bytes = self.num_layers * self.block * self.entry_bytes
-        if needed and host_memory < slot_bytes:
-            raise CapacityError(
-                f"host_memory: one block of {self.block} tokens takes {slot_bytes} bytes in all layers, the budget "
-                f"is {host_memory}; raise it or choose a smaller window"
+        with self._closing_on_error():
+            self._views = empty_views(
+                self.layout,
+                spec,
+                num_layers=self.num_layers,
+                batch=batch,
+                num_turns=self._turns,
+                slots_per_chunk=self.slots_per_chunk,
             )
-        return min(needed, host_memory // slot_bytes)
+
+    @contextlib.contextmanager
+    def _closing_on_error(self) -> Iterator[None]:
+        """Frees what the constructor took so far, if what comes now fails."""
+        try:
+            yield
+        except BaseException as error:
+            if hasattr(self, "_dispatcher"):
+                self._dispatcher.close()
+            self._pools.close()
+            if is_out_of_memory(error):
+                raise CapacityError(
+                    f"window: no memory for the rings of {self.batch} rows of {self.max_len} tokens and the chunks "
+                    f"that are streamed ({error}); use fewer or shorter sequences, or a smaller window"
+                ) from error
+            raise
+
+    def _slot_budget(
+        self, streams: Sequence[Sequence[Stream]], itemsize: int, host_memory: int | None
+    ) -> int:
+        size = Footprint(
+            streams=tuple(map(tuple, streams)),
+            batch=self.batch,
+            max_len=self.max_len,
+            window=self.block,
+            itemsize=itemsize,
+            uses_host=self.policy.uses_host,
+            uses_link=self.policy.uses_link,
+        )
+        slots = size.host_slots(host_memory)
+        if slots == 0 and self.max_len >= self.block:
+            raise CapacityError(
+                f"host_memory: one block of {self.block} tokens and its buffers take {size.host_bytes(1)} bytes in "
+                f"all layers, the budget is {host_memory}; raise it or choose a smaller window"
+            )
+        return slots
 
     # --- what it says of itself ---------------------------------------------------------------
 
@@ -155,7 +180,7 @@ class InplaceKVCache:
 
     @property
     def layers_in_flight(self) -> int:
-        """High-water mark of stores whose entries were alive outside their home at the same time."""
+        """High-water mark of layers whose entries were alive outside their home at the same time."""
         return self._dispatcher.staged_high_water
 
     @property
@@ -215,7 +240,7 @@ class InplaceKVCache:
     ) -> T:
         """Dispatches a program that calls `attend_prompt` for `layers`, in that order, once each.
 
-        Waits until at most MAX_LAYERS_IN_FLIGHT layers' entries are on their way, this program's included.
+        Waits until at most LAYERS_IN_FLIGHT layers' entries are on their way, this program's included.
 
         Args:
             row: row that `begin_prompt` was called for.
@@ -230,7 +255,7 @@ class InplaceKVCache:
                 [(i, slot) for i, slot in enumerate(slots) if byte_order(slot.region) is order]
                 for order in STORE_ORDERS
             ]
-            ahead = (MAX_LAYERS_IN_FLIGHT - 1) * len(STORE_ORDERS)
+            ahead = (LAYERS_IN_FLIGHT - 1) * len(STORE_ORDERS)
             self._dispatcher.wait(self._dispatcher.tickets - ahead)
             return self._dispatch(store_plan(layers, calls), fn)
 
@@ -250,6 +275,7 @@ class InplaceKVCache:
             CapacityError: an active row's window is full and nothing can give it room (see `is_full`).
         """
         with self._dispatcher.lock:
+            self._dispatcher.check_open()
             if self._evictions.settle():
                 self._plan = None
             for row in self.active_rows:
@@ -359,7 +385,12 @@ class InplaceKVCache:
         return f"host memory: no room for {what}: {why}; raise the budget, or use fewer or shorter sequences"
 
     def close(self) -> None:
-        """Ends all work under way and frees the host memory; may be called twice."""
+        """Ends all work under way and frees the host memory; may be called twice.
+
+        In a forked child it does nothing: threads and memory are the parent's.
+        """
+        if forks.is_child():
+            return
         order = self._views.shared.order
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # a failed step was reported already
             if not order.is_deleted():  # a program that never started has taken it

@@ -85,8 +85,11 @@ class Programs:
                 return
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-compile")
+            try:
+                self._ahead[key] = self._executor.submit(_compile, fn, shapes, donate)
+            except RuntimeError:  # the system refuses the thread: `get` compiles it when it is needed
+                return
             self.compiles["ahead"] += 1
-            self._ahead[key] = self._executor.submit(_compile, fn, shapes, donate)
 
     def settle(self) -> None:
         """Waits until everything that is compiled ahead is there."""
@@ -95,12 +98,12 @@ class Programs:
         for future in pending:
             future.exception()
 
-    def close(self) -> None:
-        """Stops the background thread; a compilation that has begun is waited for."""
+    def close(self, *, wait: bool = True) -> None:
+        """Stops the background thread; waits for a compilation that has begun if `wait`."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
-            executor.shutdown(cancel_futures=True)
+            executor.shutdown(wait=wait, cancel_futures=True)
 
 
 def _compile(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Compiled:

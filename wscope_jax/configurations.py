@@ -1,9 +1,11 @@
-"""What a plan needs to know of a model: from its checkpoint's config and headers, or from a configuration in the package.
+"""What a plan needs to know of a model, by its checkpoint's config and headers or by a configuration in the package.
 
 The layouts of the two DeepSeek families stand here until the families have models.
 """
 
 import importlib.resources
+import math
+import re
 from collections.abc import Callable, Mapping
 from importlib.resources.abc import Traversable
 from pathlib import Path
@@ -12,16 +14,18 @@ from typing import Any, Final, NamedTuple
 import jax
 from flax import nnx
 
-from wscope_jax.checkpoint import Checkpoint, locate, open_directory, read_json
+from wscope_jax.checkpoint import Checkpoint, Stored, locate, open_directory, read_json
 from wscope_jax.checkpoint.headers import INDEX
 from wscope_jax.checkpoint.tensors import IGNORED
-from wscope_jax.errors import CheckpointError, UsageError
+from wscope_jax.errors import CheckpointError
 from wscope_jax.footprint import PlannedStream
 from wscope_jax.layout import EntryLayout, Stream
 from wscope_jax.models import BY_TYPE, abstract, read_config
 from wscope_jax.models.config import MAX_LAYERS, MAX_WIDTH, ModelConfig, read_dtype
 from wscope_jax.models.fields import Fields
+from wscope_jax.models.registry import STORED_DTYPES
 from wscope_jax.models.rope import MAX_POSITIONS
+from wscope_jax.models.tensors import EMBEDDING
 
 ITEM_BYTES: Final[Mapping[str, int]] = {"bfloat16": 2, "float32": 4}
 
@@ -36,8 +40,8 @@ class Configuration(NamedTuple):
         model_type: its family.
         streams: per layer what it stores.
         num_parameters: numbers in its weights.
-        dtype: of weights and cache when nobody asks for another, "bfloat16" or "float32".
-        stored_bytes: of quantised weights as they are published, or None.
+        dtype: of weights and cache, "bfloat16" or "float32".
+        weight_bytes: of the weights in that dtype, or as they are published where these are quantised.
         position_limit: positions that the model was made for.
         has_model: this package can run it.
     """
@@ -47,15 +51,9 @@ class Configuration(NamedTuple):
     streams: Streams
     num_parameters: int
     dtype: str
-    stored_bytes: int | None
+    weight_bytes: int
     position_limit: int
     has_model: bool
-
-    def weight_bytes(self, dtype: str | None) -> int:
-        """Bytes of the weights, all of `dtype`; None takes them as they are published."""
-        if dtype is None and self.stored_bytes is not None:
-            return self.stored_bytes
-        return self.num_parameters * ITEM_BYTES[dtype or self.dtype]
 
 
 def names() -> tuple[str, ...]:
@@ -64,18 +62,21 @@ def names() -> tuple[str, ...]:
     return tuple(sorted(path.stem for path in found if path.suffix == ".json"))
 
 
-def read(model: str) -> Configuration:
+def read(model: str, dtype: str | None = None) -> Configuration:
     """The configuration called `model`, or that of the checkpoint in the directory `model`.
 
     Of a checkpoint with weights all headers are read, and no weights; config.json alone is enough, too.
 
+    Args:
+        model: name or directory.
+        dtype: "bfloat16" or "float32" for weights and cache; None takes the checkpoint's.
+
     Raises:
         CheckpointError: There is neither, or anything about the checkpoint is wrong.
-        UsageError: The weights' dtype is one that has to be chosen.
     """
     if not Path(model).exists() and model in names():
-        with importlib.resources.as_file(_folder() / f"{model}.json") as path:
-            return _describe(model, Fields(read_json(path), path), None)
+        with importlib.resources.as_file(_folder() / f"{model}.json") as file:
+            return _describe(model, Fields(read_json(file), file), {}, dtype)
     try:
         root = open_directory(model)
     except CheckpointError as error:
@@ -84,56 +85,65 @@ def read(model: str) -> Configuration:
     if path is None:
         raise CheckpointError(f"{root}: no config.json; name the folder of a whole checkpoint")
     fields = Fields(read_json(path), path)
-    if fields.values.get("model_type") not in _OTHERS:
+    if fields.values.get("model_type") not in list(_OTHERS):
         read_config(root)  # raises what the loader would raise
-    return _describe(root.name or str(root), fields, _stored(root))
+    has_weights = any(root.glob("*.safetensors")) or locate(root, INDEX) is not None
+    tensors = Checkpoint(root).tensors if has_weights else {}
+    return _describe(root.resolve().name, fields, tensors, dtype)
+
+
+def stored_bytes(tensor: Stored) -> int:
+    """Bytes of a tensor in its file: the dtype's name says the bits of a number ("BF16", "F8_E4M3")."""
+    bits = re.search("[0-9]+", tensor.dtype)
+    return math.prod(tensor.shape) * (int(bits[0]) if bits else 8) // 8
 
 
 def _folder() -> Traversable:
     return importlib.resources.files("wscope_jax") / "assets" / "configs"
 
 
-def _stored(root: Path) -> Checkpoint | None:
-    has_weights = any(root.glob("*.safetensors")) or locate(root, INDEX) is not None
-    return Checkpoint(root) if has_weights else None
-
-
-def _describe(name: str, fields: Fields, stored: Checkpoint | None) -> Configuration:
+def _describe(
+    name: str, fields: Fields, tensors: Mapping[str, Stored], dtype: str | None
+) -> Configuration:
     model_type = fields.get("model_type")
-    dtype, count = read_dtype(fields), None
-    if stored is not None:
-        tensors = {key: kept for key, kept in stored.tensors.items() if not IGNORED.search(key)}
-        count = sum(_size(kept.shape) for kept in tensors.values())
-        if dtype is None and all(kept.dtype == "F32" for kept in tensors.values()):
-            dtype = "float32"
-    if (dtype or "bfloat16") not in ITEM_BYTES:
-        raise UsageError(f"{fields.path}: dtype is {dtype}; choose --dtype float32 or bfloat16")
+    tensors = {key: tensor for key, tensor in tensors.items() if not IGNORED.search(key)}
     if model_type in _OTHERS:
         streams = _OTHERS[model_type](fields)
         limit = fields.integer("max_position_embeddings", None, 1, MAX_POSITIONS)
-        count = count or fields.integer("num_parameters", None, 1, 1 << 50)
+        count = 0 if tensors else fields.integer("num_parameters", None, 1, 1 << 50)
     else:
         config: ModelConfig = BY_TYPE[model_type].read(fields, Fields({}, fields.path))
         model = abstract(config, "bfloat16")
         streams, limit = model.streams, config.max_positions
-        count = count or sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+        count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
+    quantised = fields.integer("stored_bytes", 0, 0, 1 << 60)
+    if tensors:
+        count = sum(math.prod(tensor.shape) for tensor in tensors.values())
+        if any(tensor.dtype not in STORED_DTYPES for tensor in tensors.values()):
+            quantised = sum(map(stored_bytes, tensors.values()))
+    name_of_dtype = dtype or _own_dtype(fields, tensors)
+    is_published = quantised and dtype is None
     return Configuration(
         name=name,
         model_type=model_type,
         streams=streams,
         num_parameters=count,
-        dtype=dtype or "bfloat16",
-        stored_bytes=fields.integer("stored_bytes", 0, 0, 1 << 60) or None,
+        dtype=name_of_dtype,
+        weight_bytes=quantised if is_published else count * ITEM_BYTES[name_of_dtype],
         position_limit=limit,
         has_model=model_type in BY_TYPE,
     )
 
 
-def _size(shape: tuple[int, ...]) -> int:
-    size = 1
-    for dim in shape:
-        size *= dim
-    return size
+def _own_dtype(fields: Fields, tensors: Mapping[str, Stored]) -> str:
+    first = tensors.get(EMBEDDING) or next(iter(tensors.values()), None)
+    stored = STORED_DTYPES.get(first.dtype, "bfloat16") if first else "bfloat16"
+    dtype = read_dtype(fields) or stored
+    if dtype not in ITEM_BYTES:
+        raise CheckpointError(
+            f"{fields.path}: its dtype is {dtype}; choose dtype float32 (exact) or bfloat16 yourself"
+        )
+    return dtype
 
 
 def _latent(width: int, value: int, tokens_per_entry: int = 1) -> EntryLayout:

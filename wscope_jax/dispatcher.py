@@ -11,8 +11,8 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from wscope_jax import _ffi, cores
-from wscope_jax.errors import WscopeError
+from wscope_jax import _ffi, cores, forks
+from wscope_jax.errors import MachineError, WscopeError
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS
 from wscope_jax.pools import HostPools
@@ -24,6 +24,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 120.0  # a store that takes longer than this has hung
+SLICE_S: Final = 0.1  # waited at a time, so that Ctrl-C is noticed in between
 TIMING_FIELDS: Final = (
     "cpu_ns",
     "link_ns",
@@ -32,6 +33,34 @@ TIMING_FIELDS: Final = (
     "host_entries",
     "streamed_entries",
 )  # columns of the timing ring
+
+
+def start_workers(count: int) -> None:
+    """Starts the workers of this process, or as many of `count` as the system grants.
+
+    Raises:
+        MachineError: it grants none, or the workers of another size are busy.
+    """
+    forks.check("workers")
+    try:
+        _ffi.start_workers(count)
+    except RuntimeError as error:
+        raise MachineError(str(error)) from error
+    if _ffi.num_workers() < count:
+        log.warning(
+            "threads: the system granted %d of %d workers; raise the limit on processes (ulimit -u)",
+            _ffi.num_workers(),
+            count,
+        )
+
+
+def _start_queue() -> _ffi.StepQueue:
+    try:
+        return _ffi.StepQueue()
+    except RuntimeError as error:
+        raise MachineError(
+            f"cache: the system refuses to start a thread ({error}); raise the limit on processes (ulimit -u)"
+        ) from error
 
 
 class Dispatcher:
@@ -49,11 +78,12 @@ class Dispatcher:
         self.lock = threading.RLock()
         self.tickets = 0
         self._pools = pools
-        self._queue = _ffi.StepQueue()
         self._ended: str | None = None
+        forks.mark_started()
+        self._queue = _start_queue()
         if _ffi.num_workers() == 0:
             share = cores.split(cores.available())
-            _ffi.start_workers(share.workers)
+            start_workers(share.workers)
             log.info(
                 "%d CPU workers started; keep XLA's own threads to %d (NPROC=%d before JAX starts)",
                 share.workers,
@@ -73,7 +103,7 @@ class Dispatcher:
 
     @property
     def staged_high_water(self) -> int:
-        """Most stores that were in flight at the same time."""
+        """Most layers of which blocks were under way at the same time."""
         return self._queue.staged_high_water
 
     def dispatch(self, plan: StepPlan | None, run: Callable[[], T]) -> T:
@@ -113,8 +143,12 @@ class Dispatcher:
         Raises:
             WscopeError: a call failed, or the deadline passed.
         """
-        if ticket > 0 and not self._queue.wait_completed(ticket, DEADLINE_S):
-            self._ended = self._queue.poison or f"no store ended within {DEADLINE_S:.0f} s"
+        waited_s = 0.0
+        while ticket > 0 and not self._queue.wait_completed(ticket, SLICE_S):
+            waited_s += SLICE_S
+            if self._queue.poison is None and self._ended is None and waited_s < DEADLINE_S:
+                continue
+            self._ended = self._ended or self._queue.poison or f"no store ended within {DEADLINE_S:.0f} s"
             raise WscopeError(f"store: moving blocks to host memory failed: {self._ended}")
 
     def timings(self, jobs: int) -> list[StepTiming]:
@@ -126,6 +160,7 @@ class Dispatcher:
 
     def check_open(self) -> None:
         """Raises WscopeError if nothing can be dispatched any more, and says why."""
+        forks.check("cache")
         reason = self._ended or self._queue.poison
         if reason is not None:
             raise WscopeError(f"cache: not usable any more: {reason}")
@@ -135,7 +170,9 @@ class Dispatcher:
         self._queue.set_fault(store_delay_ms=store_delay_ms, job_delay_ms=job_delay_ms)
 
     def close(self) -> None:
-        """Ends all work under way; may be called twice."""
+        """Ends all work under way; may be called twice, and does nothing in a forked child."""
+        if forks.is_child():
+            return
         with self.lock:
             self._ended = self._ended or "it was closed"
             self._queue.close()

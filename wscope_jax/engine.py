@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,15 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax import _ffi, cores, policies
-from wscope_jax.cache import CHUNK_ENTRIES, InplaceKVCache
+from wscope_jax import _ffi, cores, forks, machine, policies
+from wscope_jax.cache import InplaceKVCache
 from wscope_jax.compiled import Programs
+from wscope_jax.dispatcher import start_workers
 from wscope_jax.errors import UsageError
+from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.generation import Generation, Result
 from wscope_jax.memory_plan import plan
 from wscope_jax.models import registry
 from wscope_jax.policies import Policy, Resident, WriteScope
 from wscope_jax.programs import ModelPrograms
+from wscope_jax.progress import SILENT, Progress
 from wscope_jax.roofline import Roofline
 from wscope_jax.sampling import Sampling, row_operands
 from wscope_jax.tokenizer import Tokenizer
@@ -35,7 +39,8 @@ Float32s = npt.NDArray[np.float32]
 class Engine:
     """Generates from a model whose KV cache lives in four regions.
 
-    One engine serves one call at a time. Use it as a context manager, or `close` it.
+    Each call has a cache of its own, so calls may come from several threads; they share the workers, and what
+    `Result.compiles` counts. Use it as a context manager, or `close` it. It cannot be used in a forked child.
 
     Args:
         model: see `models`.
@@ -45,6 +50,11 @@ class Engine:
         threads: CPU workers; None = what suits this machine.
         eos_ids: ids that end a sequence.
         tokenizer: for prompts that are text; None = token ids only.
+        progress: told how far prefills are.
+
+    Raises:
+        UsageError: an impossible argument.
+        MachineError: not one worker could be started, or this process is a forked child.
     """
 
     def __init__(
@@ -57,7 +67,11 @@ class Engine:
         threads: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
         tokenizer: Tokenizer | None = None,
+        progress: Progress = SILENT,
     ) -> None:
+        forks.mark_started()
+        self.progress = progress
+        self._is_closed = False
         self.model = model
         self.window = window
         self.host_memory = host_memory
@@ -68,7 +82,7 @@ class Engine:
         self._programs = ModelPrograms(model, Programs())
         if threads is not None and threads < 1:
             raise UsageError(f"threads: expected at least 1, got {threads}")
-        _ffi.start_workers(cores.split(cores.available(), threads=threads).workers)
+        start_workers(_num_workers(threads))
         self.policy = policies.choose(policy) if isinstance(policy, str) else policy
         if (
             isinstance(self.policy, WriteScope)
@@ -88,6 +102,8 @@ class Engine:
         gpu_memory: int | None = None,
         host_memory: int | None = None,
         threads: int | None = None,
+        progress: Progress = SILENT,
+        check_tensors: bool = False,
     ) -> "Engine":
         """Reads a published checkpoint: config.json, *.safetensors and, if there is one, tokenizer.json.
 
@@ -99,15 +115,25 @@ class Engine:
             gpu_memory: budget on the device in bytes; not used on a machine without a GPU.
             host_memory: see the class.
             threads: see the class.
+            progress: told how far loading is, and later how far prefills are.
+            check_tensors: look at every number for NaN and infinity, not at a sample of each tensor.
 
         Raises:
             CheckpointError: anything wrong with the checkpoint.
+            CapacityError: the weights do not fit.
             UsageError: an impossible argument.
+            MachineError: see the class.
         """
+        forks.mark_started()
         if gpu_memory is not None and jax.default_backend() == "cpu":
-            log.warning("gpu_memory: there is no GPU here; the budget of %d bytes is not used", gpu_memory)
+            log.warning(
+                "gpu_memory: there is no GPU here; the budget of %d bytes is not used", gpu_memory
+            )
         config = registry.read_config(directory)
-        model = registry.load(directory, dtype)
+        tokenizer = Tokenizer.from_dir(
+            directory, config.vocab_size
+        )  # before the weights: it is small
+        model = registry.load(directory, dtype, report=progress.loading, check_all=check_tensors)
         return cls(
             model,
             policy=policy,
@@ -115,7 +141,8 @@ class Engine:
             host_memory=host_memory,
             threads=threads,
             eos_ids=frozenset(config.eos_token_ids),
-            tokenizer=Tokenizer.from_dir(directory, config.vocab_size),
+            tokenizer=tokenizer,
+            progress=progress,
         )
 
     # --- text -------------------------------------------------------------------------------------------------------
@@ -135,9 +162,10 @@ class Engine:
             max_model_len: tokens that a row may hold; None = longest prompt + new tokens.
 
         Raises:
-            UsageError: an empty prompt, an id out of range, text without a tokenizer.
+            UsageError: an empty prompt, an id or a setting out of range, text without a tokenizer, a closed engine.
             CapacityError: the host regions cannot hold `max_model_len` tokens of each row.
         """
+        self._check_open()
         ids = [self._ids(i, prompt) for i, prompt in enumerate(prompts)]
         if not ids:
             raise UsageError("prompts: expected at least one prompt, got none")
@@ -147,6 +175,12 @@ class Engine:
             raise UsageError(
                 f"sampling: expected one setting for each of {len(ids)} prompts, got {len(samplings)}"
             )
+        for setting in samplings:
+            if setting.top_k > self.model.vocab_size:
+                raise UsageError(
+                    f"top_k: expected an integer from 0 to {self.model.vocab_size}, the size of the vocabulary, "
+                    f"got {setting.top_k}"
+                )
         longest = max(map(len, ids))
         max_len = max_model_len or max(
             len(row) + setting.max_new_tokens for row, setting in zip(ids, samplings, strict=True)
@@ -164,6 +198,7 @@ class Engine:
             max_len=max_len,
             eos_ids=self.eos_ids,
             tokenizer=self.tokenizer,
+            progress=self.progress,
         )
 
     def generate(
@@ -195,6 +230,7 @@ class Engine:
         Returns:
             Float32 [T - P + 1, vocabulary], or [B, T - P + 1, vocabulary]: of positions P - 1 to T - 1.
         """
+        self._check_open()
         ids_BT = self._id_array(ids)
         batch, num_tokens = ids_BT.shape
         if not 1 <= prefill <= num_tokens:
@@ -208,7 +244,12 @@ class Engine:
         with self._cache(batch, max_len) as cache:
             first = []
             for row in range(batch):
-                x = self._programs.prefill(cache, row, ids_BT[row, :prefill].tolist())
+
+                def report(layers: int, row: int = row) -> None:
+                    done = row * prefill + prefill * layers // self._programs.num_layers
+                    self.progress.prefilling(done, batch * prefill)
+
+                x = self._programs.prefill(cache, row, ids_BT[row, :prefill].tolist(), report)
                 first.append(np.asarray(self._programs.logits(x[prefill - 1 : prefill]))[0])
             steps = [np.stack(first)]
             for t in range(prefill, num_tokens):
@@ -219,6 +260,7 @@ class Engine:
 
     def logits(self, ids: Any) -> Float32s:
         """Logits of every position, by the prefill path: float32 [B, T, vocabulary] of integers [B, T]."""
+        self._check_open()
         ids_BT = self._id_array(ids)
         batch, num_tokens = ids_BT.shape
         out = []
@@ -232,6 +274,7 @@ class Engine:
 
     def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
         policy = policy or self.policy
+        is_free = self.host_memory is None
         plan(
             self.model.streams,
             policy=policy,
@@ -239,7 +282,9 @@ class Engine:
             max_len=max_len,
             window=self.window,
             itemsize=jnp.dtype(self.dtype).itemsize,
-            host_memory=self.host_memory,
+            # Without a budget of the user's all that the machine has left may be used, for windows too.
+            host_memory=machine.memory().room if is_free else self.host_memory,
+            is_shared=is_free,
             chunk_entries=self.chunk_entries,
         ).require_fit()
         return InplaceKVCache(
@@ -262,7 +307,7 @@ class Engine:
                 )
             ids = self.tokenizer.encode(prompt)
         else:
-            ids = [int(i) for i in prompt]
+            ids = [_integer(i, at, number) for at, i in enumerate(prompt)]
         if not ids:
             raise UsageError(f"prompt: prompt {number} is empty; give at least one token")
         self._check_ids(np.asarray(ids), f"prompt {number}")
@@ -329,13 +374,49 @@ class Engine:
             link_fixed_s=0.0,
         )
 
+    def _check_open(self) -> None:
+        forks.check("engine")
+        if self._is_closed:
+            raise UsageError("engine: it was closed; make a new one")
+
     def close(self) -> None:
-        """Stops what the engine started; compiled programs are dropped with it."""
+        """Stops what the engine started; compiled programs are dropped with it. A second call does nothing."""
+        self._close(wait=True)
+
+    def _close(self, *, wait: bool) -> None:
+        if self._is_closed or forks.is_child():
+            return
+        self._is_closed = True
         jax.effects_barrier()
-        self._programs.programs.close()
+        self._programs.programs.close(wait=wait)
 
     def __enter__(self) -> "Engine":
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        # An interruption does not wait for what is being compiled ahead.
+        self._close(wait=kind is None or issubclass(kind, Exception))
+
+
+def _num_workers(threads: int | None) -> int:
+    available = cores.available()
+    if threads is not None and threads > available:
+        log.warning(
+            "threads: %d workers were asked for, this process may use %d cores; %d are started",
+            threads,
+            available,
+            available,
+        )
+        threads = available
+    return cores.split(available, threads=threads).workers
+
+
+def _integer(value: Any, at: int, number: int) -> int:
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(
+            f"tokens: {value!r:.60} at index {at} of prompt {number} is no token id; give integers"
+        ) from None

@@ -4,7 +4,9 @@ Each names what is wrong, where, why and what to do, on one line (a list may fol
 code of the command line. Each also inherits the builtin that a caller would catch.
 """
 
-from typing import ClassVar
+from typing import ClassVar, Final
+
+OUT_OF_MEMORY: Final = "RESOURCE_EXHAUSTED"  # in the text of JAX's error, which has no class of its own
 
 
 class WscopeError(Exception):
@@ -39,3 +41,8 @@ class MachineError(WscopeError, OSError):
     """This machine or its installation lacks something that was asked for."""
 
     exit_code = 5
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error, Python's or JAX's, says that memory was refused."""
+    return isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error)

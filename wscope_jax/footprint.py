@@ -3,8 +3,10 @@
 import collections
 import dataclasses
 import functools
+import math
 import re
 from collections.abc import Iterator
+from fractions import Fraction
 from typing import Final
 
 from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, Stream
@@ -105,6 +107,16 @@ class Footprint:
     def block_bytes(self, stream: Stream) -> int:
         """Bytes of one block in one layer."""
         return self.window * self.entry_bytes(stream)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes by which a token makes the cache grow, all layers (rounded up)."""
+        grown = sum(
+            num * Fraction(self.entry_bytes(s), s.layout.tokens_per_entry)
+            for s, num in self._counts()
+            if not s.kind.startswith("sliding")
+        )
+        return math.ceil(grown)
 
     @property
     def ping_pong_bytes(self) -> int:

@@ -1,6 +1,7 @@
 """One call of `generate`: the loop that feeds tokens, row by row state, and the result."""
 
 import dataclasses
+import threading
 import time
 from collections.abc import Generator, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -9,9 +10,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from wscope_jax import forks
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.layout import Region
-from wscope_jax.programs import ModelPrograms
+from wscope_jax.programs import NO_TOKEN, ModelPrograms
+from wscope_jax.progress import SILENT, Progress
 from wscope_jax.sampling import RowSampling, Sampling, row_operands
 from wscope_jax.stopping import StopMatcher
 from wscope_jax.tokenizer import IncrementalDecoder, Tokenizer
@@ -24,8 +27,8 @@ class Event(NamedTuple):
         row: number of the prompt in the call.
         token: its id, or None if the row ended without a new token.
         text: text that became certain with it; "" without a tokenizer.
-        finish_reason: None while the row goes on; "stop" (an end token or a stop string) or "length" (the number of
-            new tokens, the model length, or host memory).
+        finish_reason: None while the row goes on; "stop" (an end token or a stop string), "length" (the number of
+            new tokens, the model length, or host memory) or "error" (the model's logits are not finite).
     """
 
     row: int
@@ -116,7 +119,8 @@ class Result:
 class Generation:
     """Iterates over the events of one call; `result` holds what there is so far, complete after the last event.
 
-    Closing it (or leaving its iteration early and closing it) frees the cache.
+    Closing it frees the cache; so does leaving a `for` loop over it, by `break` or by an exception. `next` goes on from
+    where the last one was, until it is closed. It may be used from several threads, one at a time; others wait.
     """
 
     def __init__(
@@ -129,6 +133,7 @@ class Generation:
         max_len: int,
         eos_ids: frozenset[int],
         tokenizer: Tokenizer | None,
+        progress: Progress = SILENT,
     ) -> None:
         self._programs = programs
         self._cache = cache
@@ -150,18 +155,33 @@ class Generation:
         self._seconds = {"prefill_s": 0.0, "decode_s": 0.0, "first_token_s": 0.0}
         self._ping_pong = 2 * cache.slots_per_chunk * cache.block
         self._compiles_before = dict(programs.programs.compiles)
+        self._progress = progress
+        self._lock = threading.RLock()
         self._events = self._run()
 
     def __iter__(self) -> Iterator[Event]:
-        return self._events
+        try:
+            while (event := next(self, None)) is not None:
+                yield event
+        finally:
+            self.close()
 
     def __next__(self) -> Event:
-        return next(self._events)
+        forks.check("stream")
+        with self._lock:
+            return next(self._events)
+
+    def __enter__(self) -> "Generation":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
-        """Ends the call and frees the cache; rows that still went on are "interrupted"."""
-        self._events.close()
-        self._close()
+        """Ends the call and frees the cache; rows that still went on are "interrupted". A second call does nothing."""
+        with self._lock:
+            self._events.close()
+            self._close()
 
     def _run(self) -> Generator[Event]:
         try:
@@ -178,8 +198,16 @@ class Generation:
 
     def _prefill(self) -> Iterator[Event]:
         began = time.perf_counter()
+        total = sum(len(row.prompt) for row in self._rows)
+        done = 0
         for number, row in enumerate(self._rows):
-            x = self._programs.prefill(self._cache, number, row.prompt)
+            size, num_layers = len(row.prompt), self._programs.num_layers
+
+            def report(layers: int, done: int = done, size: int = size) -> None:
+                self._progress.prefilling(done + size * layers // num_layers, total)
+
+            x = self._programs.prefill(self._cache, number, row.prompt, report)
+            done += size
             last = len(row.prompt) - 1
             logits = self._programs.logits(x[last : last + 1])
             operands = RowSampling(*(field[number : number + 1] for field in self._operands))
@@ -212,6 +240,8 @@ class Generation:
 
     def _take(self, number: int, token: int) -> Event:
         row = self._rows[number]
+        if token == NO_TOKEN:
+            return self._end(number, "error")
         self._next[number] = token
         text = row.take(token, self._eos_ids)
         if row.finish_reason is not None:
@@ -222,12 +252,16 @@ class Generation:
         for number in self._cache.active_rows:
             if self._cache.length(number) < self._max_len and not self._cache.is_full(number):
                 continue
-            row = self._rows[number]
-            row.finish_reason = "length"
-            text = row.end()
-            row.text += text
-            self._release(number)
-            yield Event(number, None, text, row.finish_reason)
+            yield self._end(number, "length")
+
+    def _end(self, number: int, reason: str) -> Event:
+        """Ends a row that gets no further token."""
+        row = self._rows[number]
+        row.finish_reason = reason
+        text = row.end()
+        row.text += text
+        self._release(number)
+        return Event(number, None, text, row.finish_reason)
 
     def _release(self, number: int) -> None:
         self._rows[number].tokens_in = self._cache.row_tokens(number)

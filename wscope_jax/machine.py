@@ -115,7 +115,7 @@ def _reclaimable(group: Path) -> int:
 
 
 def huge_pages(file: Path = HUGE_PAGES) -> str | None:
-    """"always", "madvise" or "never": when programs get transparent huge pages; None if there are none."""
+    """When programs get transparent huge pages: "always", "madvise" or "never"; None if there are none."""
     match = re.search(r"\[(\w+)\]", " ".join(_lines(file)))
     return match[1] if match else None
 

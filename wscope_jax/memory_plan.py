@@ -4,7 +4,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from fractions import Fraction
 from typing import Any, Final
 
 from wscope_jax import machine
@@ -95,15 +94,7 @@ class Plan:
     @property
     def bytes_per_token(self) -> int:
         """Bytes by which a token makes the cache grow, all layers (rounded up)."""
-        size = self.footprint
-        return math.ceil(
-            sum(
-                Fraction(size.entry_bytes(stream), stream.layout.tokens_per_entry)
-                for layer in size.streams
-                for stream in layer
-                if not stream.kind.startswith("sliding")
-            )
-        )
+        return self.footprint.bytes_per_token
 
     @property
     def staging(self) -> int:
@@ -190,43 +181,55 @@ class Plan:
         return "; ".join(texts)
 
     def _device_text(self) -> str:
-        return "weights, window, PING-PONG and spare" if self.weights else "window, PING-PONG and spare"
+        return (
+            "weights, window, PING-PONG and spare"
+            if self.weights
+            else "window, PING-PONG and spare"
+        )
 
     @property
     def remedy(self) -> str:
         """What to do if it does not fit, with the largest sizes that do."""
         size, flags = self.footprint, " and ".join(f"--{name}-memory" for name in self.shortages)
-        parts = [f"raise {flags}"]
+        if self.is_shared:
+            flags = "--host-memory and --gpu-memory to plan for another machine"
+        choices = [f"use {flags}" if self.is_shared else f"raise {flags}"]
         if self.largest_context:
-            parts.append(f"or --max-model-len {self.largest_context} (with {size.batch} sequences)")
+            choices.append(f"lower --max-model-len to {self.largest_context}")
         if self.largest_batch:
-            parts.append(f"or {self.largest_batch} sequences (of {size.max_len} tokens)")
-        if len(parts) == 1:
-            parts.append("or choose a smaller --window" if size.window > min(WINDOW_SIZES) else "")
-        return ", ".join(filter(None, parts))
+            choices.append(f"take {self.largest_batch} of the {size.batch} sequences")
+        if len(choices) == 1:
+            return f"no length and no batch fits, {choices[0]}"
+        return f"{', '.join(choices[:-1])} or {choices[-1]}"
 
     def require_fit(self) -> None:
         """Raises CapacityError with what is missing, and what would fit, if the plan does not fit."""
         if not self.fits:
             raise CapacityError(f"{self.why}; {self.remedy}")
 
+    def _layer_dict(self, layer: tuple[StreamPlan, ...]) -> dict[str, Any]:
+        return {
+            "bytes": {
+                name: sum(planned.bytes[name] for planned in layer)
+                for name in ("unpinned", "pinned", "window", "spare")
+            },
+            "streams": [
+                {
+                    "kind": planned.stream.kind,
+                    **dataclasses.asdict(planned.stream.layout),
+                    "entry_bytes": self.footprint.entry_bytes(planned.stream),
+                    "bytes": planned.bytes,
+                }
+                for planned in layer
+            ],
+        }
+
     def as_dict(self) -> dict[str, Any]:
         """Plain dicts, lists and numbers, as `wscope plan --json` prints them."""
         return {
             "bytes": self.bytes,
             "bytes_per_token": self.bytes_per_token,
-            "layers": [
-                [
-                    {
-                        "kind": planned.stream.kind,
-                        "layout": dataclasses.asdict(planned.stream.layout),
-                        "entry_bytes": self.footprint.entry_bytes(planned.stream),
-                        "bytes": planned.bytes,
-                    }
-                    for planned in layer
-                ]
-                for layer in self.layers
-            ],
+            "layers": [self._layer_dict(layer) for layer in self.layers],
             "fits": self.fits,
             "short_by": self.short_by,
             "why": self.why,

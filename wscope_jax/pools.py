@@ -1,9 +1,11 @@
 """Host memory of the two placed regions: address space for everything, pages committed ahead of need."""
 
+import contextlib
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
 from wscope_jax import _ffi
+from wscope_jax.errors import CapacityError
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS, Placement
 
@@ -24,10 +26,18 @@ class HostPools:
     def __init__(self, num_layers: int, block_bytes: int, max_slots: int) -> None:
         self.slot_bytes = num_layers * block_bytes
         self.max_slots = max_slots
-        self._step = max(1, COMMIT_BYTES // self.slot_bytes)
-        self._pools = {
-            region: _ffi.Pool(num_layers, max(1, max_slots), block_bytes) for region in HOST_REGIONS
-        }
+        # A region commits a step ahead at most, so a small budget is exceeded by little.
+        self._step = max(1, min(COMMIT_BYTES // self.slot_bytes, max_slots // 16))
+        try:
+            self._pools = {
+                region: _ffi.Pool(num_layers, max(1, max_slots), block_bytes)
+                for region in HOST_REGIONS
+            }
+        except (MemoryError, ValueError, TypeError) as error:  # the last two: beyond 64 bits
+            raise CapacityError(
+                f"host memory: no address space for {max_slots} blocks of {self.slot_bytes} bytes ({error}); use "
+                "fewer or shorter sequences"
+            ) from error
         self._refused: dict[Region, str] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-commit")
         self._pending: dict[Region, Future[None]] = {}
@@ -45,29 +55,31 @@ class HostPools:
         if not placement.has_room(region):
             return False
         slots = placement.slot_lists[region]
-        return slots.num_free > 0 or self._commit(region, slots.num_used + 1, placement)
+        return slots.num_free > 0 or self._commit(region, slots.num_used + 1)
 
     def refusal(self, region: Region) -> str | None:
         """Why the machine gave no memory for `region`, if it did not."""
         return self._refused.get(region)
 
-    def _commit(self, region: Region, num_slots: int, placement: Placement) -> bool:
+    def _commit(self, region: Region, num_slots: int) -> bool:
         pool = self._pools[region]
         pending = self._pending.pop(region, None)
         if pending is not None and (not pending.done() or pool.committed < num_slots):
             pending.exception()  # wait; a refusal shows below as a pool that is still too small
-        others = sum(s.num_used for r, s in placement.slot_lists.items() if r is not region)
-        limit = self.max_slots - others
         if pool.committed < num_slots:
+            others = sum(p.committed for r, p in self._pools.items() if r is not region)
+            ahead = min(self.max_slots - others, pool.committed + self._step)
             try:
-                pool.commit(min(limit, max(num_slots, pool.committed + self._step)))
+                pool.commit(max(num_slots, ahead))
             except MemoryError as error:
                 self._refused[region] = str(error)
                 return False
         spare = self.max_slots - sum(p.committed for p in self._pools.values())
         if spare > 0 and pool.committed - num_slots < self._step // 2:
             target = pool.committed + min(spare, self._step)
-            self._pending[region] = self._executor.submit(pool.commit, target)
+            # Without another thread (the system may refuse one) pages are committed when they are needed.
+            with contextlib.suppress(RuntimeError):
+                self._pending[region] = self._executor.submit(pool.commit, target)
         return True
 
     def close(self) -> None:

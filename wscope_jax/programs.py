@@ -6,7 +6,8 @@ more than a small step.
 
 import dataclasses
 import functools
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +22,8 @@ from wscope_jax.step_plan import turn_bucket
 from wscope_jax.views import View, Views
 
 Leaves = list[jax.Array]
+
+NO_TOKEN: Final = -1  # in place of a token where the logits are not finite
 
 
 @dataclasses.dataclass(frozen=True)
@@ -71,7 +74,7 @@ class ModelPrograms:
             rows: sampling settings of each row.
 
         Returns:
-            The next tokens int32 [B] and logits float32 [B, vocabulary].
+            The next tokens int32 [B], NO_TOKEN in rows whose logits are not finite, and logits float32 [B, vocabulary].
         """
 
         def run(views: Views) -> tuple[Views, tuple[jax.Array, jax.Array]]:
@@ -110,25 +113,35 @@ class ModelPrograms:
 
     # --- prefill ----------------------------------------------------------------------------------------------------
 
-    def prefill(self, cache: InplaceKVCache, row: int, ids: list[int]) -> jax.Array:
+    def prefill(
+        self,
+        cache: InplaceKVCache,
+        row: int,
+        ids: list[int],
+        report: Callable[[int], None] | None = None,
+    ) -> jax.Array:
         """Runs a prompt through all layers and writes its entries home; returns the last layer's output.
 
         Args:
             cache: the cache.
             row: an empty row of it.
             ids: the prompt.
+            report: told how many layers are dispatched, after each.
 
         Returns:
             [T, M]: T is the prompt's length rounded up to a bucket; rows beyond the prompt are padding.
         """
         cache.begin_prompt(row, len(ids))
         padded = cache.block * turn_bucket(-(-len(ids) // cache.block))
-        x = self._embed(jnp.array(ids + [0] * (padded - len(ids)), jnp.int32))
+        # Padding repeats the prompt: a masked product with a NaN, which another token may have, would still be NaN.
+        x = self._embed(jnp.array(ids + ids[-1:] * (padded - len(ids)), jnp.int32))
         index, length = jnp.int32(row), jnp.int32(len(ids))
         for i in range(self.num_layers):
             x = cache.write_prompt(
                 row, (i,), functools.partial(self._prefill_layer, i, x, index, length, cache.batch)
             )
+            if report is not None:
+                report(i + 1)
         cache.end_prompt(row)
         return x
 
@@ -164,10 +177,16 @@ class ModelPrograms:
         return out
 
     def sample(self, logits: jax.Array, rows: RowSampling, positions: jax.Array) -> jax.Array:
-        """Next token of each row from its logits [B, vocabulary], at positions int32 [B]."""
+        """Next token of each row from its logits [B, vocabulary], at positions int32 [B]; NO_TOKEN as in `step`."""
         key = ("sample", logits.shape)
-        out: jax.Array = self.programs.call(key, sample, (logits, rows, positions))
+        out: jax.Array = self.programs.call(key, _sample, (logits, rows, positions))
         return out
+
+
+def _sample(logits: jax.Array, rows: RowSampling, positions: jax.Array) -> jax.Array:
+    # Single tokens may have -inf; the largest logit of a model that works is a number.
+    is_good = jnp.isfinite(jnp.max(logits, axis=-1))
+    return jnp.where(is_good, sample(logits, rows, positions), NO_TOKEN)
 
 
 def _decode_step(
@@ -180,7 +199,7 @@ def _decode_step(
     schedule: Schedule,
 ) -> tuple[Views, jax.Array, jax.Array]:
     logits, views = schedule(model.join(leaves), ids, views)
-    return views, sample(logits, rows, views.positions), logits
+    return views, _sample(logits, rows, views.positions), logits
 
 
 def _prefill_layer(

@@ -59,8 +59,12 @@ class Tokenizer:
         """The highest token id plus one, added tokens included."""
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, is_whole: bool = False) -> list[int]:
         """Token ids of a text; a begin token only if tokenizer.json itself puts one there.
+
+        Args:
+            text: the text.
+            is_whole: the text has its special tokens already, as what a chat template makes.
 
         Raises:
             UsageError: If the text holds half of a surrogate pair, which is no character.
@@ -72,7 +76,7 @@ class Tokenizer:
                 f"prompt: character {error.start} is {text[error.start]!r}, half of a surrogate "
                 "pair; give valid Unicode text"
             ) from None
-        return list(self._inner.encode(text).ids)
+        return list(self._inner.encode(text, add_special_tokens=not is_whole).ids)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids. Special tokens and ids without a token give nothing."""

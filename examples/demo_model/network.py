@@ -39,7 +39,7 @@ class Arithmetic:
     Attributes:
         dtype: of the operands of products.
         attention: implementation that `jax.nn.dot_product_attention` takes.
-        dropout: share of each branch's output that is dropped in training.
+        dropout: share of the embedding and of each branch's output that is dropped in training.
     """
 
     dtype: str = "bfloat16"
@@ -88,7 +88,7 @@ def forward(
 ) -> tuple[jax.Array, jax.Array]:
     """Float32 logits [B, T, V] of ids [B, T], and how uneven the experts' load is (1 is even)."""
     turn = _rotation(ids.shape[1], shape)
-    keys = jax.random.split(key, shape.num_layers)
+    first_key, *keys = jax.random.split(key, shape.num_layers + 1)
 
     def layer(x: jax.Array, inputs: tuple[Params, jax.Array]) -> tuple[jax.Array, jax.Array]:
         weights, key = inputs
@@ -99,8 +99,8 @@ def forward(
         y, unevenness = _route(h, weights, shape, arithmetic)
         return x + _drop(y, arithmetic.dropout, dropped[1]), unevenness
 
-    x_BTM = params["embedding"][ids]
-    x_BTM, unevenness = jax.lax.scan(layer, x_BTM, (params["layers"], keys))
+    x_BTM = _drop(params["embedding"][ids], arithmetic.dropout, first_key)
+    x_BTM, unevenness = jax.lax.scan(layer, x_BTM, (params["layers"], jnp.stack(keys)))
     x_BTM = _norm(x_BTM, params["norm"], shape.eps)
     head_VM = params["head"].astype(arithmetic.dtype)
     x_BTM = x_BTM.astype(arithmetic.dtype)

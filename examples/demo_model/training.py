@@ -19,7 +19,10 @@ from wscope_jax.demo_text import NUM_DIGITS
 
 ANSWER_WEIGHT: Final = 1.0  # of the mean loss of an answer's digit, beside that of a byte of prose
 BALANCE_WEIGHT: Final = 0.01
-WEIGHT_DECAY: Final = 0.1
+# The text is read some hundred times: without these two the model learns it by heart.
+DROPOUT: Final = 0.2
+WEIGHT_DECAY: Final = 1.0  # of the matrices, per step and learning rate
+RANDOM: Final = "rbg"  # dropout's generator: the default one would take much of the time
 WARM_UP: Final = 0.02  # part of the training
 LAST_RATE: Final = 0.01  # of the highest learning rate
 IN_FLIGHT: Final = 3  # steps that the device may lag behind, so that the clock tells the truth
@@ -90,7 +93,7 @@ def train(
     pool = start(texts[0], plan.num_processes)
     compiled = _compile_ahead(state, shape, arithmetic, plan, optimizer)
     clock = _Clock(plan)
-    step = 0
+    step, losses = 0, jnp.full(3, jnp.nan)
     for place, phase in enumerate(plan.phases):
         run, measure = (program.result() for program in compiled[place])
         if place == 0:
@@ -101,7 +104,7 @@ def train(
         last_report = time.monotonic()
         end = sum(other.share for other in plan.phases[: place + 1])
         while (progress := clock.progress(step)) < end - 1e-9:
-            key = jax.random.fold_in(jax.random.key(plan.seed), step)
+            key = jax.random.fold_in(jax.random.key(plan.seed, impl=RANDOM), step)
             rate = jnp.float32(_rate(progress) * plan.rate)
             state, losses = run(state, *next(batches), rate, key)
             step += 1
@@ -168,7 +171,7 @@ def _compile_ahead(
         return predict(params, ids, shape, exact)
 
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), state)
-    scalar, key = jax.ShapeDtypeStruct((), jnp.float32), jax.random.key(0)
+    scalar, key = jax.ShapeDtypeStruct((), jnp.float32), jax.random.key(0, impl=RANDOM)
     pool = concurrent.futures.ThreadPoolExecutor(max_workers=len(plan.phases) * 2)
 
     def compiled(function: Any, *arguments: Any, **options: Any) -> Any:

@@ -1,12 +1,19 @@
-// The kernel alone: one head at a time, whole and split at every block.
+// Every kernel alone: one head at a time, whole and split at every block, all entries and some.
 #include "attention.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <memory>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "cases.h"
 #include "check.h"
+#include "dispatch.h"
 
 namespace wscope {
 namespace {
@@ -29,34 +36,44 @@ struct Head {
 };
 
 // Attends to the blocks in two runs, [0, split) and [split, n), and merges.
-Head AttendSplit(const CaseData& data, int row, int head, int split) {
+Head AttendSplit(const Kernel& kernel, const CaseData& data, int row, int head, int split,
+                 const Selected& selected = {}) {
   const AttentionShape& shape = data.shape;
+  const HeadShape head_shape = HeadOf(shape);
   std::vector<const uint8_t*> blocks;
   for (int at = data.row_ptr[row]; at < data.row_ptr[row + 1]; ++at) {
     blocks.push_back(data.pool->Block(0, data.table[at]));
   }
   const float* const q =
       &data.q[(size_t(row) * shape.num_q_heads + size_t(head) * shape.group()) * shape.key_dim];
-  std::vector<float> scratch(ScratchFloats(shape));
-  OwnState first(shape);
-  OwnState second(shape);
-  const int64_t offset = head * shape.head_bytes();
-  Attend(shape, q, blocks.data(), split, offset, scratch.data(), first.get());
-  Attend(shape, q, blocks.data() + split, int(blocks.size()) - split, offset, scratch.data(),
-         second.get());
-  MergeState(shape, second.get(), first.get());
+  const int64_t scratch_bytes = (kernel.scratch_bytes(head_shape) + 63) / 64 * 64;
+  const std::unique_ptr<void, decltype(&std::free)> scratch(std::aligned_alloc(64, scratch_bytes),
+                                                            &std::free);
+  OwnState states[] = {OwnState(shape), OwnState(shape)};
+  for (const int half : {0, 1}) {
+    const int first = half == 0 ? 0 : split;
+    const int last = half == 0 ? split : int(blocks.size());
+    const HeadBlocks run{blocks.data() + first, last - first, head * shape.head_bytes(),
+                         selected.empty() ? nullptr : &selected[first * (shape.block / 32)],
+                         kPrefetchBytes};
+    std::memset(scratch.get(), 0xff, scratch_bytes);  // NaN, should anything be read unwritten.
+    kernel.attend(head_shape, q, run, scratch.get(), states[half].get());
+  }
+  MergeState(shape, states[1].get(), states[0].get());
   Head result{std::vector<float>(size_t(shape.group()) * shape.value_dim),
               std::vector<float>(shape.group())};
-  FinishState(shape, first.get(), result.o.data(), result.lse.data());
+  FinishState(shape, states[0].get(), result.o.data(), result.lse.data());
   return result;
 }
 
-void TestCase(const Case& test) {
+void TestCase(const Kernel& isa, const Case& test) {
   const CaseData data(test);
   const Expected expected = Reference(data);
   const AttentionShape& shape = test.shape;
+  const Kernel& kernel = Resolve(isa, HeadOf(shape));
   double o_error = 0.0;
   double lse_error = 0.0;
+  double rms = 0.0;
   for (int row = 0; row < data.num_rows; ++row) {
     for (int head = 0; head < shape.num_kv_heads; ++head) {
       const size_t h = size_t(row) * shape.num_q_heads + size_t(head) * shape.group();
@@ -67,15 +84,91 @@ void TestCase(const Case& test) {
       const int num_blocks = data.row_ptr[row + 1] - data.row_ptr[row];
       const int step = std::max(1, num_blocks / 4);
       for (int split = 0; split <= num_blocks; split += step) {
-        const Head got = AttendSplit(data, row, head, split);
+        const Head got = AttendSplit(kernel, data, row, head, split);
         o_error = std::max(o_error, MaxError(got.o.data(), o));
+        rms = std::max(rms, RelativeRms(got.o.data(), o));
         lse_error = std::max(lse_error, MaxError(got.lse.data(), lse));
       }
     }
   }
-  std::printf("%-16s o %.1e lse %.1e\n", test.name.c_str(), o_error, lse_error);
-  CHECK(o_error <= OTolerance(test));
-  CHECK(lse_error <= LseTolerance(test));
+  std::printf("%-12s %-12s %-16s o %.1e rms %.1e lse %.1e\n", isa.name, kernel.name,
+              test.name.c_str(), o_error, rms, lse_error);
+  CHECK(o_error <= OTolerance(test) + (kernel.exact ? 0.0 : kRoundedO));
+  CHECK(kernel.exact || rms <= kRoundedRms);
+  CHECK(lse_error <= LseTolerance(test) + (kernel.exact ? 0.0 : 1e-4));
+}
+
+// Some entries of each row count: none, one, every third, whole tiles, all.
+void TestSelected(const Kernel& isa, const Case& test) {
+  const CaseData data(test);
+  const AttentionShape& shape = test.shape;
+  const Kernel& kernel = Resolve(isa, HeadOf(shape));
+  for (int row = 0; row < data.num_rows; ++row) {
+    const int num_blocks = data.row_ptr[row + 1] - data.row_ptr[row];
+    if (num_blocks == 0) continue;
+    const int words = num_blocks * (shape.block / 32);
+    Selected one(words), third(words, 0x49249249u), tiles(words), last(words);
+    one[words / 2] = 1u << 17;
+    for (int i = 0; i < words; i += 2) tiles[i] = ~0u;
+    last[words - 1] = ~0u;
+    for (const Selected& selected :
+         {Selected(words), one, third, tiles, last, Selected(words, ~0u)}) {
+      for (int head = 0; head < shape.num_kv_heads; ++head) {
+        const Head got = AttendSplit(kernel, data, row, head, num_blocks / 2, selected);
+        for (int h = 0; h < shape.group(); ++h) {
+          std::vector<double> o;
+          double lse = 0.0;
+          ReferenceHead(data, row, head * shape.group() + h, selected, &o, &lse);
+          CHECK(MaxError(&got.o[size_t(h) * shape.value_dim], o) <=
+                OTolerance(test) + (kernel.exact ? 0.0 : kRoundedO));
+          CHECK(MaxError(&got.lse[h], {lse}) <=
+                LseTolerance(test) + (kernel.exact ? 0.0 : 1e-4));
+        }
+      }
+    }
+  }
+}
+
+void TestSink() {
+  const AttentionShape shape{2, 1, 1, 1, false, 32, Storage::kFloat32, 1.0f};
+  OwnState state(shape);
+  const float sinks[] = {0.0f, 1.0f};
+  AddSink(shape, sinks, state.get());
+  float o[2];
+  float lse[2];
+  FinishState(shape, state.get(), o, lse);
+  CHECK(o[0] == 0.0f && o[1] == 0.0f);
+  CHECK(std::abs(lse[0]) < 1e-6f && std::abs(lse[1] - 1.0f) < 1e-6f);
+  // A value of 3 with logit 2 beside a sink of logit 1.
+  OwnState one(shape);
+  std::fill_n(one.get().o, 2, 3.0f);
+  std::fill_n(one.get().max, 2, 2.0f / std::log(2.0f));
+  std::fill_n(one.get().sum, 2, 1.0f);
+  const float equal[] = {1.0f, 2.0f};
+  AddSink(shape, equal, one.get());
+  FinishState(shape, one.get(), o, lse);
+  CHECK(std::abs(o[0] - 3.0f / (1.0f + std::exp(-1.0f))) < 1e-5f && std::abs(o[1] - 1.5f) < 1e-6f);
+  CHECK(std::abs(lse[1] - 2.0f - std::log(2.0f)) < 1e-6f);
+}
+
+void TestForce() {
+  CHECK(Throws<std::invalid_argument>([] { ForceIsa("sse9"); }, "portable"));
+  const HeadShape shape{4, 128, 128, 64, false, true, 1.0f};
+  for (const Kernel* isa : AvailableKernels()) {
+    ForceIsa(isa->name);
+    CHECK(&KernelFor(shape) == isa);
+  }
+  for (const char* name : {"avx2", "avx512", "avx512_bf16", "amx"}) {
+    bool available = false;
+    for (const Kernel* isa : AvailableKernels()) available |= std::string(isa->name) == name;
+    if (!available) {
+      CHECK(Throws<std::exception>([&] { ForceIsa(name); }, name));
+    }
+  }
+  ForceIsa("");
+  const Kernel& best = KernelFor(shape);
+  CHECK(&best == &KernelFor(shape));
+  std::printf("best for gqa4_d128: %s\n", best.name);
 }
 
 void TestEmptyMerge() {
@@ -99,12 +192,15 @@ void TestCheckShape() {
   bad = good;
   bad.block = 0;
   CHECK(CheckShape(bad).find("block") == 0);
+  bad.block = 48;
+  CHECK(CheckShape(bad).find("block") == 0);
   bad = good;
   bad.value_in_key = true;
   bad.value_dim = 9;
   CHECK(CheckShape(bad).find("value_dim") == 0);
   bad = good;
-  bad.num_q_heads = bad.num_kv_heads = bad.key_dim = bad.block = INT32_MAX;
+  bad.num_q_heads = bad.num_kv_heads = bad.key_dim = INT32_MAX;
+  bad.block = 1 << 30;
   CHECK(CheckShape(bad).find("overflow") != std::string::npos);
 }
 
@@ -112,7 +208,14 @@ void TestCheckShape() {
 }  // namespace wscope
 
 int main() {
-  for (const wscope::Case& test : wscope::AllCases()) wscope::TestCase(test);
+  for (const wscope::Kernel* isa : wscope::AvailableKernels()) {
+    for (const wscope::Case& test : wscope::AllCases()) {
+      wscope::TestCase(*isa, test);
+      wscope::TestSelected(*isa, test);
+    }
+  }
+  wscope::TestSink();
+  wscope::TestForce();
   wscope::TestEmptyMerge();
   wscope::TestCheckShape();
 }

@@ -13,6 +13,7 @@
 
 #include "attention.h"
 #include "pool.h"
+#include "tiles.h"
 
 namespace wscope {
 
@@ -59,6 +60,13 @@ inline uint16_t ToBfloat16(float value) {
   return static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
+inline float FromBfloat16(uint16_t half) {
+  const uint32_t bits = uint32_t{half} << 16;
+  float value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
 // A case's data: a pool of one layer in which the rows' blocks lie mixed up, and queries.
 class CaseData {
  public:
@@ -73,8 +81,27 @@ class CaseData {
     std::shuffle(table.begin(), table.end(), random_);
     for (int slot = 0; slot < num_blocks; ++slot) FillBlock(slot, test.scores);
     q.resize(size_t(num_rows) * shape.num_q_heads * shape.key_dim);
-    for (float& number : q) number = normal_(random_);
+    // As bfloat16 if the entries are: a model computes in the type that it stores.
+    const bool rounds = shape.storage == Storage::kBfloat16;
+    for (float& number : q) {
+      number = normal_(random_);
+      if (rounds) number = FromBfloat16(ToBfloat16(number));
+    }
     if (test.scores == Scores::kHuge) MakeHuge();
+  }
+
+  // Where dim `d` of the key of an entry lies in its head.
+  int64_t KeyAt(int entry, int d) const {
+    const bool bfloat16 = shape.storage == Storage::kBfloat16;
+    return shape.value_in_key
+               ? ValueIndex(shape.key_dim, shape.key_dim, shape.block, bfloat16, entry, d)
+               : KeyIndex(shape.key_dim, bfloat16, entry, d);
+  }
+  int64_t ValueAt(int entry, int d) const {
+    if (shape.value_in_key) return KeyAt(entry, d);
+    return int64_t{shape.block} * shape.key_dim +
+           ValueIndex(shape.value_dim, kPanelDims, shape.block,
+                      shape.storage == Storage::kBfloat16, entry, d);
   }
 
   float Stored(int slot, int head, int64_t index) const {
@@ -82,10 +109,7 @@ class CaseData {
     if (shape.storage == Storage::kFloat32) {
       return reinterpret_cast<const float*>(begin)[index];
     }
-    const uint32_t bits = uint32_t{reinterpret_cast<const uint16_t*>(begin)[index]} << 16;
-    float value;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
+    return FromBfloat16(reinterpret_cast<const uint16_t*>(begin)[index]);
   }
 
   const AttentionShape shape;
@@ -113,7 +137,7 @@ class CaseData {
     for (const int slot : table) {
       for (int head = 0; head < shape.num_kv_heads; ++head) {
         for (int entry = 0; entry < shape.block; ++entry) {
-          SetStored(slot, head, int64_t{entry} * shape.key_dim, entry % 3 == 0 ? 100.0f : -100.0f);
+          SetStored(slot, head, KeyAt(entry, 0), entry % 3 == 0 ? 100.0f : -100.0f);
         }
       }
     }
@@ -138,43 +162,53 @@ struct Expected {
   std::vector<double> lse;  // [b, H]
 };
 
-// The softmax as it is written in a book, in float64.
-inline Expected Reference(const CaseData& data) {
+// The entries that count of a row: bit e % 32 of word e / 32; empty = all.
+using Selected = std::vector<uint32_t>;
+
+// The softmax as it is written in a book, in float64, of one query head of a row.
+inline void ReferenceHead(const CaseData& data, int row, int h, const Selected& selected,
+                          std::vector<double>* o, double* lse) {
   const AttentionShape& shape = data.shape;
+  const int head = h / shape.group();
+  const float* const q = &data.q[(size_t(row) * shape.num_q_heads + h) * shape.key_dim];
+  std::vector<double> scores;
+  std::vector<double> values;
+  for (int at = data.row_ptr[row]; at < data.row_ptr[row + 1]; ++at) {
+    for (int entry = 0; entry < shape.block; ++entry) {
+      const int in_row = (at - data.row_ptr[row]) * shape.block + entry;
+      if (!selected.empty() && (selected[in_row / 32] >> (in_row % 32) & 1) == 0) continue;
+      double score = 0.0;
+      for (int d = 0; d < shape.key_dim; ++d) {
+        score += double(q[d]) * data.Stored(data.table[at], head, data.KeyAt(entry, d));
+      }
+      scores.push_back(score * double(shape.scale));
+      for (int d = 0; d < shape.value_dim; ++d) {
+        values.push_back(data.Stored(data.table[at], head, data.ValueAt(entry, d)));
+      }
+    }
+  }
+  double max = -std::numeric_limits<double>::infinity();
+  for (const double score : scores) max = std::max(max, score);
+  double sum = 0.0;
+  o->assign(shape.value_dim, 0.0);
+  for (size_t i = 0; i < scores.size(); ++i) {
+    const double weight = std::exp(scores[i] - max);
+    sum += weight;
+    for (int d = 0; d < shape.value_dim; ++d) (*o)[d] += weight * values[i * shape.value_dim + d];
+  }
+  for (double& number : *o) number = scores.empty() ? 0.0 : number / sum;
+  *lse = scores.empty() ? max : max + std::log(sum);
+}
+
+inline Expected Reference(const CaseData& data) {
   Expected expected;
   for (int row = 0; row < data.num_rows; ++row) {
-    for (int h = 0; h < shape.num_q_heads; ++h) {
-      const int head = h / shape.group();
-      const float* const q = &data.q[(size_t(row) * shape.num_q_heads + h) * shape.key_dim];
-      std::vector<double> scores;
-      std::vector<double> values;
-      for (int at = data.row_ptr[row]; at < data.row_ptr[row + 1]; ++at) {
-        for (int64_t entry = 0; entry < shape.block; ++entry) {
-          double score = 0.0;
-          for (int d = 0; d < shape.key_dim; ++d) {
-            score += double(q[d]) * data.Stored(data.table[at], head, entry * shape.key_dim + d);
-          }
-          scores.push_back(score * double(shape.scale));
-          for (int d = 0; d < shape.value_dim; ++d) {
-            const int64_t index = shape.value_in_key ? entry * shape.key_dim + d
-                                                     : (shape.block * int64_t{shape.key_dim}) +
-                                                           entry * shape.value_dim + d;
-            values.push_back(data.Stored(data.table[at], head, index));
-          }
-        }
-      }
-      double max = -std::numeric_limits<double>::infinity();
-      for (const double score : scores) max = std::max(max, score);
-      double sum = 0.0;
-      std::vector<double> o(shape.value_dim, 0.0);
-      for (size_t i = 0; i < scores.size(); ++i) {
-        const double weight = std::exp(scores[i] - max);
-        sum += weight;
-        for (int d = 0; d < shape.value_dim; ++d) o[d] += weight * values[i * shape.value_dim + d];
-      }
-      for (double& number : o) number = scores.empty() ? 0.0 : number / sum;
+    for (int h = 0; h < data.shape.num_q_heads; ++h) {
+      std::vector<double> o;
+      double lse = 0.0;
+      ReferenceHead(data, row, h, {}, &o, &lse);
       expected.o.insert(expected.o.end(), o.begin(), o.end());
-      expected.lse.push_back(scores.empty() ? max : max + std::log(sum));
+      expected.lse.push_back(lse);
     }
   }
   return expected;
@@ -191,8 +225,23 @@ inline double MaxError(const float* got, const std::vector<double>& want) {
   return worst;
 }
 
+// Root of the mean square of the difference over that of what is wanted.
+inline double RelativeRms(const float* got, const std::vector<double>& want) {
+  double error = 0.0;
+  double norm = 0.0;
+  for (size_t i = 0; i < want.size(); ++i) {
+    error += (got[i] - want[i]) * (got[i] - want[i]);
+    norm += want[i] * want[i];
+  }
+  return norm == 0.0 ? std::sqrt(error) : std::sqrt(error / norm);
+}
+
 // What float32 sums may differ from float64; scores of 1e4 have an ulp of 1e-3.
 inline double LseTolerance(const Case& test) { return test.scores == Scores::kHuge ? 2e-2 : 2e-5; }
 inline double OTolerance(const Case& test) { return test.scores == Scores::kHuge ? 2e-2 : 2e-5; }
+// What the rounding of weights to bfloat16 adds, to the largest difference of values of about 1 and
+// to the relative root mean square.
+constexpr double kRoundedO = 2e-2;
+constexpr double kRoundedRms = 3e-3;
 
 }  // namespace wscope

@@ -81,6 +81,13 @@ def test_generate_defaults() -> None:
         "prompt": None,
         "prompt_file": None,
         "tokens": None,
+        "jsonl_in": None,
+        "jsonl_out": None,
+        "chat": False,
+        "chat_template": None,
+        "truncate": None,
+        "check_tensors": False,
+        "quiet": False,
         "policy": "auto",
         "cpu_share": None,
         "window": 256,
@@ -124,10 +131,40 @@ def test_score_takes_all() -> None:
     assert (got.cpu_share, got.window, got.json) == (None, 64, True)
 
 
+def test_plan_takes_all() -> None:
+    assert vars(parse("plan", "--model", "mixtral-8x7b")) == {
+        "verb": "plan",
+        "model": "mixtral-8x7b",
+        "batch": 1,
+        "max_model_len": None,
+        "policy": "auto",
+        "cpu_share": None,
+        "window": 256,
+        "dtype": None,
+        "gpu_memory": None,
+        "host_memory": None,
+        "check": False,
+        "json": False,
+    }
+    words = (
+        "--batch 3 --max-model-len 100 --window 32 --cpu-share 0.3 --policy auto --dtype float32 "
+        "--gpu-memory 1GiB --host-memory 2GB --check --json"
+    )
+    got = parse("plan", *MODEL, *words.split())
+    assert (got.batch, got.max_model_len, got.window, got.cpu_share) == (3, 100, 32, 0.3)
+    assert (got.gpu_memory, got.host_memory) == (1 << 30, 2 * 10**9)
+    assert (got.policy, got.dtype, got.check, got.json) == ("auto", "float32", True, True)
+
+
 @pytest.mark.parametrize(
     ("words", "about"),
     [
         ([], "VERB"),
+        (["plan"], "--model"),
+        (["plan", *MODEL, "--batch", "0"], "--batch"),
+        (["plan", *MODEL, "--threads", "2"], "--threads"),
+        (["inspect"], "--model"),
+        (["doctor", "--model", "m"], "--model"),
         (["frobnicate"], "frobnicate"),
         (["generate"], "--model"),
         (["generate", *MODEL, "--frobnicate"], "--frobnicate"),

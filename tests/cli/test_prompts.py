@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from wscope_jax.cli.prompts import read_prompts, read_tokens
+from wscope_jax.cli.prompts import read_prompts, read_tokens, require_tokenizer
 from wscope_jax.errors import CheckpointError, UsageError
 
 
@@ -45,7 +45,7 @@ def save(file: Path, array: Any) -> Path:
 
 
 def test_prompt(model: Path) -> None:
-    assert read_prompts(options(model, prompt="what ")) == ["what "]
+    assert read_prompts(options(model, prompt=["what "])) == ["what "]
 
 
 def test_prompt_file_is_taken_as_it_is(model: Path, tmp_path: Path) -> None:
@@ -74,12 +74,12 @@ def test_bad_stdin(model: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> 
 
 def test_two_sources(model: Path) -> None:
     with pytest.raises(UsageError, match="--prompt and --tokens"):
-        read_prompts(options(model, prompt="a", tokens=[Path("b")]))
+        read_prompts(options(model, prompt=["a"], tokens=[Path("b")]))
 
 
 def test_empty_prompt(model: Path, tmp_path: Path) -> None:
     (tmp_path / "p").touch()
-    for given in ({"prompt": ""}, {"prompt_file": tmp_path / "p"}):
+    for given in ({"prompt": [""]}, {"prompt_file": tmp_path / "p"}):
         with pytest.raises(UsageError, match="empty"):
             read_prompts(options(model, **given))
 
@@ -93,11 +93,11 @@ def test_unreadable_prompt_file(model: Path, tmp_path: Path, name: str) -> None:
 def test_text_without_tokenizer(model: Path) -> None:
     (model / "tokenizer.json").unlink()
     with pytest.raises(CheckpointError, match=r"--tokens F\.npy"):
-        read_prompts(options(model, prompt="a"))
+        require_tokenizer(model)
 
 
 def test_missing_model_is_left_to_the_loader(tmp_path: Path) -> None:
-    assert read_prompts(options(tmp_path / "none", prompt="a")) == ["a"]
+    require_tokenizer(tmp_path / "none")
 
 
 def test_ragged_batch(model: Path, tmp_path: Path) -> None:

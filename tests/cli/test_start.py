@@ -14,6 +14,7 @@ from wscope_jax import cores, policies
 from wscope_jax.cli import options, start
 from wscope_jax.engine import Engine
 from wscope_jax.errors import MachineError, UsageError
+from wscope_jax.progress import SILENT
 from wscope_jax.sampling import Sampling
 
 
@@ -92,6 +93,8 @@ def test_open_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         "gpu_memory": 1 << 30,
         "host_memory": None,
         "threads": 2,
+        "progress": SILENT,
+        "check_tensors": False,
     }
 
 

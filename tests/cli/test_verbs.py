@@ -28,7 +28,7 @@ def golden() -> dict[str, np.ndarray]:
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """Runs a command line in this process; returns its exit code, stdout and stderr."""
-    monkeypatch.setattr(start, "prepare", lambda threads=None: None)
+    monkeypatch.setattr(start, "prepare", lambda *_, **__: None)
 
     def in_process(*words: object) -> tuple[int, str, str]:
         code = cli.main([str(word) for word in words])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from wscope_jax import _ffi
-from wscope_jax.layout import EntryLayout
+from wscope_jax.layout import ByteOrder, EntryLayout, unpack
 from wscope_jax.ops import host
 from wscope_jax.partial import Partial, empty_partial
 
@@ -97,19 +97,12 @@ class Bench:
         if not slots:
             return np.zeros((q.shape[0], self.layout.value_dim)), np.full(q.shape[0], -np.inf)
         layout = self.layout
-        heads = [
-            self.block(layer, s).astype(np.float64).reshape(layout.num_kv_heads, -1) for s in slots
-        ]
-        keys = BLOCK * layout.key_dim
-        k_GSK = np.concatenate(
-            [h[:, :keys].reshape(-1, BLOCK, layout.key_dim) for h in heads], axis=1
+        blocks = jnp.stack(
+            [self.block(layer, s).reshape(layout.num_kv_heads, -1) for s in slots], axis=0
         )
-        v_GSV = (
-            k_GSK[..., : layout.value_dim]
-            if layout.value_in_key
-            else np.concatenate(
-                [h[:, keys:].reshape(-1, BLOCK, layout.value_dim) for h in heads], axis=1
-            )
+        k_GSK, v_GSV = (
+            np.asarray(x, np.float64).swapaxes(0, 1).reshape(layout.num_kv_heads, -1, x.shape[-1])
+            for x in unpack(blocks, layout, BLOCK, ByteOrder.TILES)
         )
         group = q.shape[0] // layout.num_kv_heads
         k_HSK, v_HSV = (np.repeat(x, group, axis=0) for x in (k_GSK, v_GSV))

@@ -3,10 +3,11 @@
 Reading by position instead of through a memory map makes a file that shrinks meanwhile an error, not a bus error.
 """
 
+import math
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from wscope_jax.checkpoint.files import Problems, open_directory, show
 from wscope_jax.checkpoint.headers import Stored, read_headers
-from wscope_jax.errors import CheckpointError
+from wscope_jax.errors import CapacityError, CheckpointError, is_out_of_memory
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -25,6 +26,7 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 }
 SAMPLED: Final = 1024  # numbers of a piece that are looked at for NaN and infinity
 CHUNK: Final = 1 << 22  # numbers converted at a time when the stored dtype is another
+READ_BYTES: Final = 64 << 20  # read at a time: between two reads Ctrl-C is noticed
 ALIGNMENT: Final = 64  # bytes; JAX takes a host array aligned so as a CPU array without copying it
 IGNORED: Final = re.compile(r"\.rotary_emb\.inv_freq$")  # a table that old checkpoints carry along
 
@@ -120,29 +122,49 @@ class Checkpoint:
             )
 
     def load(
-        self, places: Sequence[Place], dtype: np.dtype[Any]
+        self,
+        places: Sequence[Place],
+        dtype: np.dtype[Any],
+        *,
+        report: Callable[[int, int], None] | None = None,
+        check_all: bool = False,
     ) -> Iterator[tuple[tuple[Any, ...], jax.Array]]:
         """Yields each place's key and array, on the default device and of dtype `dtype`.
 
         At most one parameter is in host memory beside those that JAX holds.
 
+        Args:
+            places: what to read.
+            dtype: of all arrays.
+            report: told how many bytes are read, and of how many, after each piece.
+            check_all: look at every number for NaN and infinity, not at a sample of each piece.
+
         Raises:
+            CapacityError: There is no memory for a parameter.
             CheckpointError: As `match`, before anything is read; or a file cannot be read to its
                 end, or holds NaN or infinity where it was sampled.
         """
         chosen = self.match(places)
+        total = sum(math.prod(place.shape) for place in places) * dtype.itemsize
+        done = 0
         with ExitStack() as stack:
             files: dict[Path, int] = {}
             for place, pieces in zip(places, chosen, strict=True):
-                array = empty_aligned(place.shape, dtype)
+                with _naming(place, dtype):
+                    array = empty_aligned(place.shape, dtype)
                 parts = np.split(array.reshape(-1), len(pieces))
                 for piece, out in zip(pieces, parts, strict=True):
                     stored = self.tensors[piece.name]
                     if stored.file not in files:
                         files[stored.file] = _open(stored.file)
                         stack.callback(os.close, files[stored.file])
-                    _read(files[stored.file], stored, piece, out)
-                yield place.key, jax.device_put(array).block_until_ready()
+                    _read(files[stored.file], stored, piece, out, check_all=check_all)
+                    done += out.nbytes
+                    if report is not None:
+                        report(done, total)
+                with _naming(place, dtype):
+                    placed = jax.device_put(array).block_until_ready()
+                yield place.key, placed
 
 
 def empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
@@ -153,6 +175,21 @@ def empty_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[An
     return raw[first : first + num_bytes].view(dtype).reshape(shape)
 
 
+@contextmanager
+def _naming(place: Place, dtype: np.dtype[Any]) -> Iterator[None]:
+    """Says what there was no memory for."""
+    try:
+        yield
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        name = ".".join(map(str, place.key))
+        num_bytes = math.prod(place.shape) * dtype.itemsize
+        raise CapacityError(
+            f"weights: no memory for {name}, {num_bytes} bytes of {dtype}; free some, or choose dtype bfloat16"
+        ) from error
+
+
 def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
@@ -160,7 +197,9 @@ def _open(path: Path) -> int:
         raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _read(file: int, stored: Stored, piece: Piece, out: np.ndarray[Any, Any]) -> None:
+def _read(
+    file: int, stored: Stored, piece: Piece, out: np.ndarray[Any, Any], *, check_all: bool
+) -> None:
     """Fills `out` (one dimension) with the numbers of `piece`, converted to its dtype."""
     dtype = DTYPES[stored.dtype]
     begin = stored.begin + piece.start * dtype.itemsize
@@ -172,11 +211,13 @@ def _read(file: int, stored: Stored, piece: Piece, out: np.ndarray[Any, Any]) ->
             numbers = np.empty(part.size, dtype)
             _read_bytes(file, stored, begin + first * dtype.itemsize, numbers)
             part[...] = numbers.astype(part.dtype)
-    sample = out[:: max(1, out.size // SAMPLED)].astype(np.float32)
-    if not np.isfinite(sample).all():
-        raise CheckpointError(
-            f"{stored.file}: {show(piece.name)} holds NaN or infinity; fetch the file again"
-        )
+    stride = 1 if check_all else max(1, out.size // SAMPLED)
+    for first in range(0, out.size, CHUNK * stride):
+        sample = out[first : first + CHUNK * stride : stride].astype(np.float32)
+        if not np.isfinite(sample).all():
+            raise CheckpointError(
+                f"{stored.file}: {show(piece.name)} holds NaN or infinity; fetch the file again"
+            )
 
 
 def _read_bytes(file: int, stored: Stored, begin: int, out: np.ndarray[Any, Any]) -> None:
@@ -184,7 +225,7 @@ def _read_bytes(file: int, stored: Stored, begin: int, out: np.ndarray[Any, Any]
     done = 0
     while done < len(view):
         try:
-            num = os.preadv(file, [view[done:]], begin + done)
+            num = os.preadv(file, [view[done : done + READ_BYTES]], begin + done)
         except OSError as error:
             raise CheckpointError(f"{stored.file}: cannot be read: {error.strerror}") from None
         if num == 0:

@@ -6,20 +6,20 @@ its options are known to be right.
 
 import contextlib
 import importlib
-import os
 import sys
 import traceback
 from collections.abc import Sequence
 
-from wscope_jax.cli import options, signals
-from wscope_jax.errors import CapacityError, MachineError, WscopeError
+from wscope_jax.cli import options, signals, streams
+from wscope_jax.errors import CapacityError, MachineError, WscopeError, is_out_of_memory
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command line and returns its exit code.
 
     Args:
-        argv: The words after the program's name, None for those of this process.
+        argv: The words after the program's name, None for those of this process; then an
+            interruption ends the process here, and no thread of a library is waited for.
 
     Returns:
         0 done, 1 internal, 2 usage, 3 does not fit, 4 checkpoint, 5 machine, 130 interrupted,
@@ -28,23 +28,29 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: After `--help` and `--version`, and for a usage error that the parser found.
     """
+    streams.prepare()
+    code = _run(argv)
+    if argv is None and code in signals.WORDS:
+        signals.leave(code)
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
-        arguments = options.build_parser().parse_args(argv)
         with signals.terminable():
+            arguments = options.build_parser().parse_args(argv)
             verb = importlib.import_module(f"wscope_jax.cli.{arguments.verb}")
             code: int = verb.run(arguments)
-            sys.stdout.flush()
+            streams.flush()
             return code
     except BrokenPipeError:
-        # The reader had enough (`wscope ... | head`). The interpreter flushes stdout once more when
-        # it exits: let that go nowhere.
-        with contextlib.suppress(OSError, ValueError):
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        # The reader had enough (`wscope ... | head`).
+        streams.discard_stdout()
         return 0
     except signals.Terminated:
-        return _report("terminated", 143)
+        return _report(signals.WORDS[143], 143)
     except KeyboardInterrupt:
-        return _report("interrupted", 130)
+        return _report(signals.WORDS[130], 130)
     except WscopeError as error:
         return _report(f"error: {error}", error.exit_code)
     except Exception as error:
@@ -56,9 +62,12 @@ def _report(line: str, code: int) -> int:
     if options.is_debug():
         traceback.print_exc()
     # The text that was streamed so far is an answer, cut short: it must not be lost in a buffer.
+    try:
+        streams.flush()
+    except (OSError, ValueError):
+        streams.discard_stdout()
     with contextlib.suppress(OSError, ValueError):
-        sys.stdout.flush()
-    print(f"wscope: {line}", file=sys.stderr, flush=True)
+        print(f"wscope: {streams.printable(line)}", file=sys.stderr, flush=True)
     return code
 
 
@@ -66,9 +75,9 @@ def _unexpected(error: Exception) -> tuple[str, int]:
     """The line and the exit code of an error that nobody raised on purpose."""
     text = " ".join(str(error).split()) or "no message"
     text = text if len(text) <= 400 else text[:400] + "..."
-    if isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text:
+    if is_out_of_memory(error):
         return f"error: out of memory: {text}", CapacityError.exit_code
-    if isinstance(error, ImportError):
+    if isinstance(error, ImportError) or "can't start new thread" in text:
         return f"error: {text}", MachineError.exit_code
     hint = "" if options.is_debug() else " (WSCOPE_DEBUG=1 shows where)"
     return f"error: {type(error).__name__}: {text}{hint}", WscopeError.exit_code

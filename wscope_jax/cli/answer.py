@@ -4,11 +4,11 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import BinaryIO, Protocol, TextIO
+from typing import BinaryIO, NoReturn, Protocol, TextIO
 
-from wscope_jax.errors import UsageError
+from wscope_jax.errors import UsageError, WscopeError
 
 
 class Event(Protocol):
@@ -87,7 +87,61 @@ def print_json(values: Mapping[str, object]) -> None:
     Raises:
         ValueError: If a number is not finite, which JSON cannot say.
     """
-    sys.stdout.write(json.dumps(values, allow_nan=False) + "\n")
+    deliver("stdout", json.dumps(values, allow_nan=False) + "\n", _print)
+
+
+def deliver(where: str, text: str, write: Callable[[str], None]) -> None:
+    """Writes a result; if that fails, shows it on stderr, for it may have taken hours.
+
+    Raises:
+        WscopeError: If it could not be written; it says where.
+        BrokenPipeError: If the reader has gone, who wants no more of it.
+    """
+    try:
+        write(text)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _fail(where, text, error)
+
+
+def fail(where: str, values: Mapping[str, object], error: OSError) -> NoReturn:
+    """Shows a result on stderr that could not be written to `where`.
+
+    Raises:
+        WscopeError: Always.
+    """
+    _fail(where, json.dumps(values) + "\n", error)
+
+
+def _fail(where: str, text: str, error: OSError) -> NoReturn:
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(text)
+    raise WscopeError(
+        f"{where}: {error.strerror or error}; the result was printed to stderr instead"
+    ) from error
+
+
+def write_lines(file: Path, option: str, lines: Sequence[Mapping[str, object]]) -> None:
+    """Writes one JSON object a line, to stdout if the file is called `-`, else whole or not at all.
+
+    Raises:
+        WscopeError: See `deliver`.
+    """
+    text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
+    if str(file) == "-":
+        deliver("stdout", text, _print)
+        return
+    raw = text.encode()
+
+    def write(_: str) -> None:
+        write_whole(file, lambda stream: stream.write(raw))
+
+    deliver(f"{option} {file}", text, write)
+
+
+def _print(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
@@ -106,12 +160,12 @@ def require_writable(file: Path, option: str) -> None:
         raise UsageError(f"{option} {file}: not writable")
 
 
-def write_whole(file: Path, write: Callable[[BinaryIO], None]) -> None:
+def write_whole(file: Path, write: Callable[[BinaryIO], object]) -> None:
     """Writes a file under a temporary name, then renames it: no half file ever bears the name.
 
     Args:
         file: The result. A link is followed; a device or a pipe is written to directly.
-        write: Writes the content.
+        write: Writes the content; what it returns is not looked at.
 
     Raises:
         OSError: If writing fails; the temporary file is gone by then.

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Final, NoReturn
 
 import wscope_jax
+from wscope_jax.cli import streams
 
-# The values of two options, written out so that `--help` need not import jax; tests hold them
-# against `policies.BY_NAME` and `layout.WINDOW_SIZES`.
+# The values of three options, written out so that `--help` need not import jax; tests hold them
+# against `policies.BY_NAME`, `layout.WINDOW_SIZES` and `configurations.names`.
 POLICIES: Final = ("auto", "write_scope", "gpu_only", "cpu_only", "resident")
 WINDOWS: Final = (32, 64, 128, 256, 512)
 DEFAULT_WINDOW: Final = 256
+CONFIGURATIONS: Final = ("deepseek-v2-lite", "deepseek-v4-flash", "mixtral-8x7b", "qwen3-30b-a3b")
 
 _UNITS: Final = {
     "B": 1,
@@ -34,7 +36,8 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the line and exits with code 2."""
-        print(f"wscope: error: {message} (see {self.prog} --help)", file=sys.stderr)
+        line = streams.printable(f"error: {message} (see {self.prog} --help)")
+        print(f"wscope: {line}", file=sys.stderr)
         raise SystemExit(2)
 
 
@@ -79,7 +82,9 @@ def count(text: str) -> int:
         argparse.ArgumentTypeError: If the text is none.
     """
     if not re.fullmatch(r"[0-9]{1,18}", text, re.ASCII) or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} is not a whole number of at least 1 and at most 18 digits"
+        )
     return int(text)
 
 
@@ -103,6 +108,9 @@ def build_parser() -> Parser:
             _add_demo,
             "a bundled tiny model through all four regions, checked against dense logits",
         ),
+        ("plan", _add_plan, "what fits: bytes of every region, largest context and batch"),
+        ("inspect", _add_inspect, "what a checkpoint holds, by its headers alone"),
+        ("doctor", _add_doctor, "what this machine has, what it lacks, and what to do about it"),
     ):
         verb = verbs.add_parser(name, help=line, description=_sentence(line), allow_abbrev=False)
         add(verb)
@@ -115,7 +123,9 @@ def _sentence(line: str) -> str:
 
 def _add_generate(parser: argparse.ArgumentParser) -> None:
     source = parser.add_argument_group("prompt (one source; stdin when none is named)")
-    source.add_argument("--prompt", metavar="TEXT", help="the prompt itself")
+    source.add_argument(
+        "--prompt", metavar="TEXT", action="append", help="the prompt itself; may be repeated"
+    )
     source.add_argument(
         "--prompt-file", metavar="F", type=Path, help="a UTF-8 text, taken as it is"
     )
@@ -126,6 +136,27 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
         action="append",
         help="token ids, int32 or int64: 1-D is one sequence, 2-D a batch; repeat it for sequences "
         "of different lengths",
+    )
+    source.add_argument(
+        "--jsonl-in",
+        metavar="F",
+        type=Path,
+        help="one JSON object a line with prompt, tokens or messages, and id and sampling options "
+        "if it has any; - is stdin",
+    )
+    chat = parser.add_argument_group("form")
+    chat.add_argument(
+        "--chat",
+        action="store_true",
+        help="a prompt is a user's message: put it into the checkpoint's chat template",
+    )
+    chat.add_argument(
+        "--chat-template", metavar="NAME", help="which template, where a checkpoint has several"
+    )
+    chat.add_argument(
+        "--truncate",
+        choices=("left", "right"),
+        help="where to cut a prompt that exceeds --max-model-len (default: refuse it)",
     )
     _add_cache(parser)
     sampling = parser.add_argument_group("sampling")
@@ -155,7 +186,14 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     sampling.add_argument(
         "--ignore-eos", action="store_true", help="do not end at the model's end-of-text tokens"
     )
+    parser.add_argument(
+        "--jsonl-out",
+        metavar="F",
+        type=Path,
+        help="write one JSON object a prompt, whole or not at all; - is stdout",
+    )
     _add_json(parser)
+    _add_quiet(parser)
 
 
 def _add_score(parser: argparse.ArgumentParser) -> None:
@@ -181,6 +219,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     )
     _add_cache(parser)
     _add_json(parser)
+    _add_quiet(parser)
 
 
 def _add_demo(parser: argparse.ArgumentParser) -> None:
@@ -197,6 +236,23 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         help="a Hugging Face checkpoint directory",
     )
     cache = parser.add_argument_group("cache")
+    _add_placement(cache)
+    cache.add_argument(
+        "--max-model-len",
+        metavar="N",
+        type=count,
+        help="tokens a sequence may reach (default: what this call needs)",
+    )
+    cache.add_argument("--threads", metavar="N", type=count, help="CPU workers (default: by cores)")
+    cache.add_argument(
+        "--check-tensors",
+        action="store_true",
+        help="look at every weight for NaN and infinity, not at a sample",
+    )
+
+
+def _add_placement(cache: argparse._ArgumentGroup) -> None:
+    """The options that `plan` shares, too."""
     cache.add_argument("--policy", choices=POLICIES, default="auto", help="(default auto)")
     cache.add_argument(
         "--cpu-share",
@@ -213,19 +269,51 @@ def _add_cache(parser: argparse.ArgumentParser) -> None:
         help=f"entries of a block: 32, 64, 128, 256 or 512 (default {DEFAULT_WINDOW})",
     )
     cache.add_argument(
-        "--max-model-len",
-        metavar="N",
-        type=count,
-        help="tokens a sequence may reach (default: what this call needs)",
-    )
-    cache.add_argument(
         "--dtype",
         choices=("bfloat16", "float32"),
         help="of weights and cache (default: as stored)",
     )
     cache.add_argument("--gpu-memory", metavar="SIZE", type=size, help="GPU budget, such as 32GiB")
     cache.add_argument("--host-memory", metavar="SIZE", type=size, help="host budget, as 100GiB")
-    cache.add_argument("--threads", metavar="N", type=count, help="CPU workers (default: by cores)")
+
+
+def _add_plan(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="DIR|NAME",
+        required=True,
+        help="a checkpoint directory (config.json is enough), or a model whose configuration ships "
+        "with this package: " + ", ".join(CONFIGURATIONS),
+    )
+    parser.add_argument(
+        "--batch", metavar="B", type=count, default=1, help="sequences at once (default 1)"
+    )
+    parser.add_argument(
+        "--max-model-len",
+        metavar="N",
+        type=count,
+        help="tokens of each (default: the positions that the model was made for)",
+    )
+    _add_placement(parser.add_argument_group("cache (budgets: this machine's by default)"))
+    parser.add_argument("--check", action="store_true", help="exit with 3 if it does not fit")
+    _add_json(parser)
+
+
+def _add_inspect(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", metavar="DIR", type=Path, required=True, help="a checkpoint directory"
+    )
+    _add_json(parser)
+
+
+def _add_doctor(parser: argparse.ArgumentParser) -> None:
+    _add_json(parser)
+
+
+def _add_quiet(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "-q", "--quiet", action="store_true", help="nothing but errors on stderr: no progress"
+    )
 
 
 def _add_json(parser: argparse.ArgumentParser) -> None:

@@ -15,18 +15,12 @@ Ids = npt.NDArray[np.int64]
 
 
 def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
-    """The prompts of a `generate` call: one text, or the rows of all `--tokens` files in order.
+    """The prompts of a `generate` call: texts, or the rows of all `--tokens` files in order.
 
     Raises:
         UsageError: If there is not exactly one source, or it cannot be read, or a prompt is empty.
-        CheckpointError: If the prompt is a text and the checkpoint has no tokenizer.
     """
-    sources = {
-        "--prompt": arguments.prompt,
-        "--prompt-file": arguments.prompt_file,
-        "--tokens": arguments.tokens,
-    }
-    given = [name for name, value in sources.items() if value is not None]
+    given = list_sources(arguments)
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give one source of the prompt, not {len(given)}")
     if arguments.tokens is not None:
@@ -34,17 +28,26 @@ def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
             row for file in arguments.tokens for row in np.atleast_2d(read_tokens(file)).tolist()
         ]
     if arguments.prompt is not None:
-        where, text = "--prompt", str(arguments.prompt)
+        where, texts = "--prompt", [_argument(text) for text in arguments.prompt]
     elif arguments.prompt_file is not None:
         where = f"--prompt-file {arguments.prompt_file}"
-        text = _decode(_read(arguments.prompt_file, where), where)
+        texts = [decode(read_file(arguments.prompt_file, where), where)]
     else:
         where = "stdin"
-        text = _decode(_read_stdin(), where)
-    if not text:
+        texts = [decode(read_stdin(), where)]
+    if not all(texts):
         raise UsageError(f"{where}: the prompt is empty; give it a token")
-    _require_tokenizer(arguments.model)
-    return [text]
+    return list(texts)
+
+
+def list_sources(arguments: argparse.Namespace) -> list[str]:
+    """The options of the command line that name prompts."""
+    sources = {
+        "--prompt": arguments.prompt,
+        "--prompt-file": arguments.prompt_file,
+        "--tokens": arguments.tokens,
+    }
+    return [name for name, value in sources.items() if value is not None]
 
 
 def read_tokens(file: Path) -> Ids:
@@ -82,20 +85,43 @@ def _load(stream: BinaryIO) -> npt.NDArray[np.generic]:
     return array
 
 
-def _read(file: Path, where: str) -> bytes:
+def _argument(text: str) -> str:
+    """A word of the command line, in which Python hides bytes that are not UTF-8 as half surrogates."""
+    return decode(text.encode("utf-8", "surrogateescape"), "--prompt")
+
+
+def read_file(file: Path, where: str) -> bytes:
+    """All bytes of a file.
+
+    Raises:
+        UsageError: If it cannot be read.
+    """
     try:
         return file.read_bytes()
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror or error}") from error
 
 
-def _read_stdin() -> bytes:
+def read_stdin() -> bytes:
+    """All bytes of stdin.
+
+    Raises:
+        UsageError: If it is a terminal, closed, or cannot be read.
+    """
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("no prompt; give --prompt, --prompt-file or --tokens, or pipe it to stdin")
-    return sys.stdin.buffer.read()
+    try:
+        return sys.stdin.buffer.read()
+    except OSError as error:
+        raise UsageError(f"stdin: {error.strerror or error}") from error
 
 
-def _decode(raw: bytes, where: str) -> str:
+def decode(raw: bytes, where: str) -> str:
+    """The text that bytes spell in UTF-8.
+
+    Raises:
+        UsageError: If they do not, with the first wrong byte.
+    """
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -104,8 +130,12 @@ def _decode(raw: bytes, where: str) -> str:
         ) from error
 
 
-def _require_tokenizer(model: Path) -> None:
-    """Refuses before jax starts. What is no checkpoint at all is left to the loader."""
+def require_tokenizer(model: Path) -> None:
+    """Refuses before jax starts. What is no checkpoint at all is left to the loader.
+
+    Raises:
+        CheckpointError: If the checkpoint has no tokenizer.
+    """
     if (model / "config.json").exists() and not (model / "tokenizer.json").exists():
         raise CheckpointError(
             f"{model}: no tokenizer.json, so a text prompt cannot be encoded; "

@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax.cli import answer, start
+from wscope_jax.cli import answer, progress, start
 from wscope_jax.cli.prompts import read_tokens
 from wscope_jax.errors import UsageError, WscopeError
 
@@ -28,19 +28,30 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--max-model-len {arguments.max_model_len}: there are {length} tokens")
     if arguments.logits_out is not None:
         answer.require_writable(arguments.logits_out, "--logits-out")
-    start.prepare(arguments.threads)
-    with start.open_engine(arguments) as engine:
+    start.prepare(arguments.threads, quiet=arguments.quiet)
+    with (
+        progress.shown(quiet=arguments.quiet) as shown,
+        start.open_engine(arguments, shown) as engine,
+    ):
         logits = np.asarray(
             engine.score(ids, prefill, max_model_len=arguments.max_model_len), np.float32
         )
     nll = mean_nll(logits, ids[..., prefill:])
-    if nll is not None and not math.isfinite(nll):
-        raise WscopeError("the model's logits are not finite; check the checkpoint's weights")
+    is_finite = bool(np.isfinite(logits.max(axis=-1)).all())
+    if not is_finite or (nll is not None and not math.isfinite(nll)):
+        raise WscopeError(
+            "the model's logits are not finite; look for broken weights with --check-tensors, or "
+            "try --dtype float32"
+        )
+    out = None if arguments.logits_out is None else str(arguments.logits_out)
+    values = {"nll": nll, "prefill": prefill, "logits_out": out}
     if arguments.logits_out is not None:
-        answer.write_whole(arguments.logits_out, lambda stream: np.save(stream, logits))
+        try:
+            answer.write_whole(arguments.logits_out, lambda stream: np.save(stream, logits))
+        except OSError as error:
+            answer.fail(f"--logits-out {out}", values | {"logits_out": None}, error)
     if arguments.json:
-        out = None if arguments.logits_out is None else str(arguments.logits_out)
-        answer.print_json({"nll": nll, "prefill": prefill, "logits_out": out})
+        answer.print_json(values)
     else:
         print("nll: no token was forced" if nll is None else f"nll {nll:.6f} nats a token")
     return 0

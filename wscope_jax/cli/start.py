@@ -6,12 +6,14 @@ import os
 import sys
 import warnings
 import zlib
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from wscope_jax import cores
-from wscope_jax.cli import options
+from wscope_jax.cli import options, streams
 from wscope_jax.errors import MachineError
+from wscope_jax.progress import SILENT, Progress
 
 if TYPE_CHECKING:
     from wscope_jax.engine import Engine
@@ -22,27 +24,31 @@ class _OneLine(logging.Formatter):
     """`wscope: warning: ...`, as errors are shown."""
 
     def format(self, record: logging.LogRecord) -> str:
-        return f"wscope: {record.levelname.lower()}: {record.getMessage()}"
+        line = f"{record.levelname.lower()}: {record.getMessage()}"
+        return f"wscope: {streams.printable(line)}"
 
 
-def prepare(threads: int | None = None) -> None:
+def prepare(threads: int | None = None, *, quiet: bool = False) -> None:
     """Sets what has to stand before jax starts; a variable that the user has set stays as it is.
 
     Args:
         threads: Workers the user asked for, None to choose.
+        quiet: Show no warnings.
     """
     debug = options.is_debug()
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         warnings.simplefilter("ignore")  # those of the libraries; ours are logged
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(_compilation_cache()))
+    if (cache := _compilation_cache()) is not None:
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     if not _expects_gpu():
         # XLA's own pool keeps to the cores that the workers leave it: both compute at once.
         share = cores.split(cores.available(), threads=threads)
         os.environ.setdefault("NPROC", str(share.xla))
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_OneLine())
-    logging.basicConfig(level=logging.INFO if debug else logging.WARNING, handlers=[handler])
+    level = logging.INFO if debug else logging.ERROR if quiet else logging.WARNING
+    logging.basicConfig(level=level, handlers=[handler])
 
 
 def require_device() -> None:
@@ -61,7 +67,7 @@ def require_device() -> None:
         raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
 
 
-def open_engine(arguments: argparse.Namespace) -> "Engine":
+def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "Engine":
     """Loads the checkpoint behind the options of `generate` and `score`.
 
     Raises:
@@ -83,11 +89,19 @@ def open_engine(arguments: argparse.Namespace) -> "Engine":
         gpu_memory=arguments.gpu_memory,
         host_memory=arguments.host_memory,
         threads=arguments.threads,
+        progress=progress,
+        check_tensors=arguments.check_tensors,
     )
 
 
-def make_sampling(arguments: argparse.Namespace) -> "Sampling":
+def make_sampling(
+    arguments: argparse.Namespace, settings: Mapping[str, Any] | None = None
+) -> "Sampling":
     """The sampling that the options ask for; what they leave out has Sampling's own default.
+
+    Args:
+        arguments: The options.
+        settings: Fields of Sampling that stand above the options.
 
     Raises:
         UsageError: If a value is outside its range.
@@ -97,15 +111,19 @@ def make_sampling(arguments: argparse.Namespace) -> "Sampling":
     names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")
     given = {name: getattr(arguments, name) for name in names}
     given = {name: value for name, value in given.items() if value is not None}
-    return Sampling(stop=tuple(arguments.stop or ()), **given)
+    return Sampling(**{"stop": tuple(arguments.stop or ()), **given, **(settings or {})})
 
 
-def _compilation_cache() -> Path:
+def _compilation_cache() -> Path | None:
     """Where compiled programs persist between runs: one folder per kind of processor.
 
     A program compiled for one processor may use instructions that another lacks, and a home directory may be shared.
+    None for a user who has no home directory, as in a container under a foreign user id.
     """
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    try:
+        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    except RuntimeError:
+        return None
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -5,12 +5,15 @@ have side effects that XLA cannot see; what orders them is `order`, one int32 th
 and the activations that are threaded through as in-place aliases (docs/architecture.md, "The seam").
 """
 
+import logging
+import os
 from typing import Final
 
 import jax
 import numpy as np
 from jaxtyping import Array, Float, Int32
 
+from wscope_jax.errors import MachineError
 from wscope_jax.layout import EntryLayout
 from wscope_jax.partial import Partial
 
@@ -27,6 +30,30 @@ HOST_START: Final = "wscope_host_start"
 HOST_FINISH: Final = "wscope_host_finish"
 LOAD: Final = "wscope_load"
 STORE: Final = "wscope_store"
+
+ISA_VARIABLE: Final = "WSCOPE_ISA"  # forces one instruction set for the attention of the CPU
+
+log = logging.getLogger(__name__)
+
+
+def select_isa() -> None:
+    """Makes the instruction set of `WSCOPE_ISA` the path of every shape; unset = the best for each.
+
+    Raises:
+        MachineError: this build or this processor has no such instruction set.
+    """
+    name = os.environ.get(ISA_VARIABLE, "")
+    try:
+        _ffi.force_isa(name)
+    except (ValueError, RuntimeError) as error:
+        raise MachineError(
+            f"{ISA_VARIABLE}: {error}; here there are {', '.join(_ffi.isas())}; unset it to get the best one"
+        ) from None
+    if refusal := _ffi.amx_refusal():
+        log.warning("attention on the CPU: %s; using %s", refusal, _ffi.isas()[-1])
+
+
+select_isa()
 
 for _name, _capsule in _ffi.registrations().items():
     jax.ffi.register_ffi_target(_name, _capsule, platform="cpu")

@@ -1,0 +1,199 @@
+"""Items 13 to 18 and 29 to 30 of the catalogue, and absurd options: what is refused, and in which words."""
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.engines import ALL_POLICIES, engine
+from tests.mistakes.commands import TINY, check, refused, wscope
+from wscope_jax import Sampling
+from wscope_jax.errors import UsageError
+
+MODEL = ["--model", TINY, "--dtype", "float32", "--window", 32]
+
+
+@pytest.fixture
+def ids(tmp_path: Path) -> Path:
+    np.save(tmp_path / "ids.npy", np.arange(1, 70, dtype=np.int32))
+    return tmp_path / "ids.npy"
+
+
+def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is wrong with a request is said before weights are read."""
+
+    def load(*_: Any, **__: Any) -> None:
+        raise AssertionError("weights were read")
+
+    monkeypatch.setattr("wscope_jax.models.registry.load", load)
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("words", "about"),
+    [
+        (["--max-new-tokens", 0], ["--max-new-tokens", "at least 1"]),
+        (["--max-new-tokens", -1], ["--max-new-tokens"]),
+        (["--max-new-tokens", 2**31], ["max_new_tokens", str(2**31 - 1)]),
+        (["--temperature", -0.1], ["temperature", "0 to 100"]),
+        (["--temperature", "nan"], ["temperature"]),
+        (["--temperature", "inf"], ["temperature"]),
+        (["--top-p", 0], ["top_p", "above 0"]),
+        (["--top-p", 1.1], ["top_p"]),
+        (["--min-p", -1], ["min_p"]),
+        (["--top-k", -1], ["top_k"]),
+        (["--seed", 2**63], ["seed", str(2**63 - 1)]),
+        (["--seed", "9" * 5000], ["--seed"]),
+        (["--stop", ""], ["stop", "1 to 1024"]),
+        (["--stop", "x"] * 65, ["stop", "64"]),
+        (["--stop", "x" * 1025], ["stop"]),
+        (["--max-model-len", 68], ["prompt", "69 tokens", "68", "--truncate"]),
+        (["--max-model-len", 10**19], ["--max-model-len"]),
+        (["--window", 48], ["--window"]),
+        (["--threads", 0], ["--threads"]),
+        (["--host-memory", "0GiB"], ["--host-memory"]),
+        (["--policy", "none"], ["--policy"]),
+        (["--jsonl-out", "/no/such/place"], ["--jsonl-out", "/no/such"]),
+        (["--jsonl-out", "-", "--json"], ["--json", "--jsonl-out"]),
+        (["--chat"], ["--chat and --tokens"]),
+        (["--chat-template", "x"], ["--chat-template", "--chat"]),
+        (["--prompt", "a"], ["--prompt and --tokens"]),
+        (["--jsonl-in", "x"], ["--jsonl-in and --tokens"]),
+    ],
+)
+def test_17_what_is_out_of_range_is_refused(
+    ids: Path, monkeypatch: pytest.MonkeyPatch, words: list[Any], about: list[str]
+) -> None:
+    no_load(monkeypatch)
+    refused(wscope("generate", *MODEL, "--tokens", ids, *words), 2, *about)
+
+
+@pytest.mark.usefixtures("command")
+def test_17_top_k_beyond_the_vocabulary(ids: Path) -> None:
+    refused(wscope("generate", *MODEL, "--tokens", ids, "--top-k", 129), 2, "top_k", "128")
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["--max-model-len", 10**18], 2),
+        (["--max-model-len", 10**12], 2),
+        (["--max-model-len", 10**9], 3),
+        (["--max-model-len", 10**9, "--policy", "resident"], 3),
+        (["--max-new-tokens", 2**31 - 1], 2),
+        (["--max-new-tokens", 2**31 - 100, "--policy", "cpu_only"], 3),
+        (["--host-memory", "1B"], 3),
+        (["--threads", 10**6, "--max-new-tokens", 1, "--json"], 0),
+        (["--threads", 10**17, "--max-new-tokens", 1, "--json"], 0),
+        (["--gpu-memory", "1B", "--max-new-tokens", 1, "--json"], 0),
+    ],
+)
+def test_absurd_sizes(ids: Path, words: list[Any], code: int) -> None:
+    done = wscope("generate", *MODEL, "--tokens", ids, *words)
+    check(done)
+    assert done.code == code, done
+    if code:
+        assert done.out == ""
+
+
+@pytest.mark.usefixtures("command")
+def test_27_more_threads_than_cores_are_not_started(ids: Path) -> None:
+    done = wscope("generate", *MODEL, "--tokens", ids, "--threads", 999, "--max-new-tokens", 1)
+    assert done.code == 0
+    assert "threads: 999 workers were asked for" in done.err
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(("side", "kept"), [("left", slice(-31, None)), ("right", slice(31))])
+def test_14_truncation_is_asked_for_and_told(
+    ids: Path, tmp_path: Path, side: str, kept: slice
+) -> None:
+    words = ["--max-model-len", 32, "--max-new-tokens", 1]
+    done = wscope("generate", *MODEL, "--tokens", ids, *words, "--truncate", side)
+    assert done.code == 0
+    assert f"31 of 69 tokens are kept, cut at the {side}" in done.err
+    np.save(tmp_path / "cut.npy", np.load(ids)[kept])
+    assert wscope("generate", *MODEL, "--tokens", tmp_path / "cut.npy", *words).out == done.out
+
+
+@pytest.mark.usefixtures("command")
+def test_13_empty_prompts(tmp_path: Path) -> None:
+    refused(wscope("generate", *MODEL, "--prompt", ""), 2, "empty")
+    (tmp_path / "empty").touch()
+    refused(wscope("generate", *MODEL, "--prompt-file", tmp_path / "empty"), 2, "empty")
+    np.save(tmp_path / "none.npy", np.zeros((3, 0), np.int32))
+    refused(wscope("generate", *MODEL, "--tokens", tmp_path / "none.npy"), 2, "empty")
+    with pytest.raises(UsageError, match="prompt 1 is empty"):
+        engine().generate([[1], [], [2]])
+
+
+@pytest.mark.usefixtures("command")
+def test_15_text_that_is_not_utf8(tmp_path: Path) -> None:
+    (tmp_path / "p").write_bytes(b"good \xe9 bad")
+    refused(wscope("generate", *MODEL, "--prompt-file", tmp_path / "p"), 2, "0xe9", "offset 5")
+    refused(wscope("generate", *MODEL, "--prompt", "ab\udcff"), 2, "--prompt", "0xff", "offset 2")
+
+
+@pytest.mark.parametrize(
+    ("prompt", "about"),
+    [
+        ([1, 2, 128], "128 at index 2 of prompt 1"),
+        ([1, -1], "-1 at index 1"),
+        ([2**70], "index 0"),
+        ([1, 2.0], r"2\.0 at index 1 of prompt 1"),
+        ([1, True], "True at index 1"),
+        ([1, None], "None at index 1"),
+        (["1"], "'1' at index 0"),
+        ([math.nan], "nan at index 0"),
+        ("text", r"tokenizer\.json"),
+    ],
+)
+def test_16_ids_are_named_with_their_index(prompt: Any, about: str) -> None:
+    with pytest.raises(ValueError, match=about):
+        engine().generate([[1], prompt])
+
+
+@settings(max_examples=60, deadline=None, derandomize=True)
+@given(
+    st.dictionaries(
+        st.sampled_from(
+            ["max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "stop", "ignore_eos"]
+        ),
+        st.one_of(
+            st.integers(),
+            st.floats(),
+            st.none(),
+            st.booleans(),
+            st.text(max_size=3),
+            st.lists(st.text(max_size=3), max_size=3).map(tuple),
+            st.just(np.float32("nan")),
+            st.just(np.int64(-1)),
+        ),
+    )
+)
+def test_17_any_value_is_taken_or_refused(values: dict[str, Any]) -> None:
+    try:
+        Sampling(**values)
+    except UsageError as error:
+        assert str(error).split(":")[0] in values
+
+
+def test_18_a_batch_of_257_rows() -> None:
+    """Rows of all lengths, duplicates, and rows that end at once: each equals its solo run."""
+    eng = engine()
+    eng.policy = ALL_POLICIES["share_0.5"]
+    draw = np.random.default_rng(0)
+    few = [draw.integers(0, 128, length).tolist() for length in (1, 33, 40, 70)]
+    how = [Sampling(max_new_tokens=n, ignore_eos=True) for n in (5, 1, 3, 6)]
+    alone = [
+        eng.generate([prompt], each, max_model_len=96).tokens[0]
+        for prompt, each in zip(few, how, strict=True)
+    ]
+    which = [0, *(draw.integers(0, 4, 256)).tolist()]
+    result = eng.generate([few[i] for i in which], [how[i] for i in which], max_model_len=96)
+    assert result.tokens == [alone[i] for i in which]

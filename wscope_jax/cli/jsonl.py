@@ -1,0 +1,149 @@
+"""Many prompts in one file: a JSON object a line, all of them checked before anything runs."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final, NoReturn
+
+from wscope_jax.cli import prompts
+from wscope_jax.errors import UsageError
+
+SOURCES: Final = ("prompt", "tokens", "messages")
+SETTINGS: Final = (
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "ignore_eos",
+)
+MOST_MESSAGES: Final = 10_000
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Line:
+    """One line, or a prompt from elsewhere in the same form; it has one of prompt, tokens and messages.
+
+    Attributes:
+        where: what messages call it.
+        number: of the line, from 1.
+        prompt: a text.
+        tokens: token ids.
+        messages: of a conversation, with role and content.
+        key: its id, or None.
+        settings: sampling options by name.
+    """
+
+    where: str
+    number: int
+    prompt: str | None = None
+    tokens: list[int] | None = None
+    messages: list[dict[str, str]] | None = None
+    key: str | int | None = None
+    settings: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+
+def read(file: Path) -> list[Line]:
+    """The lines of a file, or of stdin if it is called `-`; empty lines are left out.
+
+    Raises:
+        UsageError: If the file cannot be read, is empty, or a line is wrong; it names the line.
+    """
+    where = f"--jsonl-in {file}"
+    raw = prompts.read_stdin() if str(file) == "-" else prompts.read_file(file, where)
+    lines = [
+        _parse(f"{where} line {number}", number, text)
+        for number, text in enumerate(raw.split(b"\n"), start=1)
+        if text.strip()
+    ]
+    if not lines:
+        raise UsageError(f"{where}: has no lines; give each prompt one")
+    return lines
+
+
+def _parse(where: str, number: int, raw: bytes) -> Line:
+    found = _object(where, prompts.decode(raw, where))
+    unknown = [key for key in found if key not in (*SOURCES, *SETTINGS, "id")]
+    if unknown:
+        allowed = ", ".join((*SOURCES, "id", *SETTINGS))
+        raise UsageError(f"{where}: the key {unknown[0]!r:.60} is not known; allowed are {allowed}")
+    given = [key for key in SOURCES if key in found]
+    if len(given) != 1:
+        raise UsageError(
+            f"{where}: has {' and '.join(given) or 'none'} of prompt, tokens and messages; give one"
+        )
+    key = found.get("id")
+    if key is not None and (isinstance(key, bool) or not isinstance(key, str | int)):
+        raise UsageError(f"{where}: id is {key!r:.60}; give a string or an integer")
+    settings = {name: found[name] for name in SETTINGS if name in found}
+    if "stop" in settings:
+        settings["stop"] = _stops(where, settings["stop"])
+    return Line(
+        where=where,
+        number=number,
+        prompt=_prompt(where, found["prompt"]) if "prompt" in found else None,
+        tokens=_tokens(where, found["tokens"]) if "tokens" in found else None,
+        messages=_messages(where, found["messages"]) if "messages" in found else None,
+        key=key,
+        settings=settings,
+    )
+
+
+def _object(where: str, text: str) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            raise UsageError(f"{where}: a key is there twice; keep one of them")
+        return found
+
+    def refuse(word: str) -> NoReturn:
+        raise UsageError(f"{where}: holds {word}, which is no number; write a finite one")
+
+    try:
+        found = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
+    except UsageError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"{where}: not JSON: {error}; write one object on a line") from None
+    if not isinstance(found, dict):
+        raise UsageError(f"{where}: expected an object, found {found!r:.60}")
+    return found
+
+
+def _prompt(where: str, value: Any) -> str:
+    if not isinstance(value, str) or not value:
+        raise UsageError(f"{where}: prompt is {value!r:.60}; give a text that is not empty")
+    return value
+
+
+def _tokens(where: str, value: Any) -> list[int]:
+    if not isinstance(value, list) or not value:
+        raise UsageError(f"{where}: tokens is {value!r:.60}; give a list of at least one token id")
+    for index, token in enumerate(value):
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise UsageError(f"{where}: tokens[{index}] is {token!r:.60}; token ids are integers")
+    return value
+
+
+def _messages(where: str, value: Any) -> list[dict[str, str]]:
+    if not isinstance(value, list) or not 1 <= len(value) <= MOST_MESSAGES:
+        raise UsageError(f"{where}: messages: expected a list of 1 to {MOST_MESSAGES} objects")
+    for index, message in enumerate(value):
+        fields = message if isinstance(message, dict) else {}
+        texts = all(isinstance(fields.get(key), str) for key in ("role", "content"))
+        if not texts or len(fields) != 2:
+            raise UsageError(
+                f"{where}: messages[{index}] is {message!r:.60}; "
+                "expected an object with the texts role and content"
+            )
+    return value
+
+
+def _stops(where: str, value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list):
+        raise UsageError(f"{where}: stop is {value!r:.60}; give a text or a list of texts")
+    return tuple(stops)

@@ -1,0 +1,226 @@
+"""`wscope plan`: the bytes of every region for a model, a batch and a length, and the largest that fit."""
+
+import argparse
+import logging
+import sys
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+from wscope_jax import machine
+from wscope_jax.cli import answer, start
+
+if TYPE_CHECKING:
+    from wscope_jax.configurations import Configuration
+    from wscope_jax.layout import EntryLayout
+    from wscope_jax.memory_plan import Plan, StreamPlan
+
+log = logging.getLogger(__name__)
+
+_ROLES: Final = {
+    "unpinned": ("host", "attended to by the CPU where it lies"),
+    "pinned": ("host", "streamed in every step"),
+    "window": ("device", "the newest entries, not yet placed"),
+    "ping_pong": ("device", "two slots for what is being streamed"),
+    "spare": ("both", "rings beyond the window, buffers on the way"),
+    "weights": ("device", ""),
+}
+
+
+class Budgets(NamedTuple):
+    """What a plan is held against.
+
+    Attributes:
+        host: bytes of host memory.
+        gpu: bytes of GPU memory, or None without a GPU.
+        is_shared: the host's has to hold what lies on the device, too.
+        notes: where the figures come from.
+    """
+
+    host: int
+    gpu: int | None
+    is_shared: bool
+    notes: tuple[str, ...]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Runs the verb; returns 0 if the table could be computed.
+
+    Raises:
+        WscopeError: What was wrong, with its exit code.
+        CapacityError: With `--check`, if it does not fit.
+    """
+    start.prepare()
+    from wscope_jax import configurations, memory_plan, policies
+
+    policy = policies.choose(arguments.policy, arguments.cpu_share)
+    model = configurations.read(arguments.model, arguments.dtype)
+    max_len = arguments.max_model_len or model.position_limit
+    budgets = _budgets(arguments)
+    plan = memory_plan.plan(
+        model.streams,
+        policy=policy,
+        batch=arguments.batch,
+        max_len=max_len,
+        window=arguments.window,
+        itemsize=configurations.ITEM_BYTES[model.dtype],
+        host_memory=budgets.host,
+        gpu_memory=budgets.gpu,
+        is_shared=budgets.is_shared,
+        weights=model.weight_bytes,
+        position_limit=model.position_limit,
+    )
+    if max_len > model.position_limit:
+        log.warning(
+            "%d tokens exceed the %d positions that the model was made for; text beyond may degrade",
+            max_len,
+            model.position_limit,
+        )
+    if arguments.json:
+        answer.print_json(plan.as_dict())
+    else:
+        _print(plan, model, (*_assumptions(plan, model, arguments), *budgets.notes))
+    if arguments.check:
+        plan.require_fit()
+    return 0
+
+
+def _budgets(arguments: argparse.Namespace) -> Budgets:
+    gpus = machine.gpus()
+    gpu, notes = arguments.gpu_memory, []
+    if gpu is None and machine.expects_gpu(len(gpus)):
+        gpu = gpus[0].free
+        notes.append(f"GPU budget: what is free on the {gpus[0].name}, {amount(gpu)}")
+    if gpu is None:
+        notes.append("GPU budget: none, there is no GPU here (--gpu-memory plans for one)")
+    if arguments.host_memory is not None:
+        return Budgets(arguments.host_memory, gpu, False, tuple(notes))
+    memory = machine.memory()
+    host = memory.room - machine.margin_of(memory.room)
+    limit = "" if memory.limit is None else f", its cgroup's limit is {amount(memory.limit)}"
+    notes.append(
+        f"host budget: {amount(host)}, what this machine has left ({amount(memory.room)}{limit}) but for a margin"
+        + ("; without a GPU it has to hold everything" if gpu is None else "")
+    )
+    return Budgets(host, gpu, gpu is None, tuple(notes))
+
+
+def _assumptions(
+    plan: "Plan", model: "Configuration", arguments: argparse.Namespace
+) -> Iterator[str]:
+    """What the figures rest on and a reader may not guess."""
+    if not model.has_model:
+        yield f"{model.model_type}: layouts and counts only, this package cannot run it yet"
+    if plan.policy.uses_host and plan.policy.uses_link and arguments.cpu_share is None:
+        yield (
+            "CPU share: one half is taken here, a run measures its own; "
+            "the sum of both host regions does not depend on it"
+        )
+
+
+# --- tables ---------------------------------------------------------------------------------------
+
+
+def _print(plan: "Plan", model: "Configuration", notes: Sequence[str]) -> None:
+    """Prints tables and verdict; in colour where stdout is a terminal and NO_COLOR is not set."""
+    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console.print(_regions_table(plan, model))
+    console.print()
+    console.print(_layers_table(plan))
+    console.print()
+    for note in notes:
+        print(note)
+    print("\n".join(_verdict(plan)))
+
+
+def _regions_table(plan: "Plan", model: "Configuration") -> Table:
+    size = plan.footprint
+    title = (
+        f"{model.name}: {size.batch} x {size.max_len:,} tokens, {model.dtype}, window {size.window}"
+    )
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    table.add_column("what")
+    table.add_column("memory")
+    table.add_column("size", justify="right", no_wrap=True)
+    table.add_column("what it is for")
+    for name, num_bytes in plan.bytes.items():
+        memory, role = _ROLES[name]
+        if name == "weights":
+            role = f"{model.num_parameters:,} parameters"
+        table.add_row(name, memory, amount(num_bytes), role)
+    if plan.margin:
+        table.add_row("margin", "device", amount(plan.margin), "programs and activations")
+    return table
+
+
+def _layers_table(plan: "Plan") -> Table:
+    title = f"per layer ({plan.bytes_per_token:,} bytes a token in all layers)"
+    table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
+    names = ("unpinned", "pinned", "window", "spare")
+    table.add_column("layers")
+    for column in ("stream", "entry"):
+        table.add_column(column, no_wrap=True)
+    for column in names:
+        table.add_column(column, justify="right", no_wrap=True)
+    groups: dict[tuple[str, ...], tuple[list[int], tuple[StreamPlan, ...]]] = {}
+    for index, layer in enumerate(plan.layers):
+        key = tuple(str(planned.stream) for planned in layer)
+        groups.setdefault(key, ([], layer))[0].append(index)
+    for indices, layer in groups.values():
+        where = spans(indices)
+        for planned in layer:
+            sizes = [amount(planned.bytes[name]) for name in names]
+            table.add_row(where, planned.stream.kind, shape(planned.stream.layout), *sizes)
+            where = ""
+    return table
+
+
+def _verdict(plan: "Plan") -> Iterator[str]:
+    if plan.fits:
+        yield "fits"
+    else:
+        yield f"DOES NOT FIT, short by {amount(plan.short_by)}: {plan.why}"
+    size = plan.footprint
+    contexts = _limit(plan.largest_context, "tokens each")
+    limit = plan.position_limit
+    if limit is not None and (plan.largest_context or limit + 1) > limit:
+        contexts += f"; the model was made for {limit:,}"
+    yield f"largest context at batch {size.batch}: {contexts}"
+    yield f"largest batch at {size.max_len:,} tokens each: {_limit(plan.largest_batch)}"
+
+
+def _limit(size: int | None, unit: str = "") -> str:
+    if size is None:
+        return "not limited by memory"
+    return f"{size:,} {unit}".rstrip() if size else "none fits"
+
+
+def amount(num_bytes: int) -> str:
+    """A size with four digits and a decimal unit, as the paper writes sizes."""
+    for unit, power in (("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):
+        value = num_bytes / 1000**power
+        if value >= 1:
+            return f"{value:,.{max(0, 4 - len(str(int(value))))}f} {unit}"
+    return f"{num_bytes} B"
+
+
+def shape(layout: "EntryLayout") -> str:
+    """What an entry is made of, short."""
+    value = "" if layout.value_in_key else f"+{layout.value_dim}"
+    text = f"{layout.num_kv_heads} x {layout.key_dim}{value}"
+    if layout.tokens_per_entry > 1:
+        text += f" per {layout.tokens_per_entry}"
+    return text
+
+
+def spans(indices: Sequence[int]) -> str:
+    """Numbers of layers, short: "0-47", "2, 4 .. 42"."""
+    if len(indices) < 3:
+        return ", ".join(map(str, indices))
+    step = indices[1] - indices[0]
+    if list(indices) == list(range(indices[0], indices[-1] + 1, step)):
+        first = f"{indices[0]}-" if step == 1 else f"{indices[0]}, {indices[1]} .. "
+        return f"{first}{indices[-1]}"
+    return f"{', '.join(map(str, indices[:4]))} .. {indices[-1]}"
