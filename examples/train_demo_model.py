@@ -19,6 +19,8 @@ import jax
 from demo_model import corpus, export, network, training
 from demo_model.sequences import Sampler
 
+from wscope_jax import demo_text
+
 SHARES = {1: (1.0,), 2: (0.4, 0.6), 3: (0.15, 0.35, 0.5)}  # of the time, by the number of lengths
 TINY = network.Shape(num_layers=2, width=32, head_dim=16, expert_width=16)
 
@@ -36,7 +38,10 @@ def main() -> None:
     parser.add_argument("--processes", type=int, default=2, help="that draw batches")
     parser.add_argument("--tiny", action="store_true", help="only try it out")
     arguments = parser.parse_args()
-    run(arguments, time.monotonic() + 60 * arguments.minutes)
+    with tempfile.TemporaryDirectory() as scratch:
+        if arguments.tiny:
+            arguments.out = Path(scratch)
+        run(arguments, time.monotonic() + 60 * arguments.minutes)
 
 
 def run(arguments: argparse.Namespace, deadline: float) -> None:
@@ -58,19 +63,19 @@ def run(arguments: argparse.Namespace, deadline: float) -> None:
         seed=arguments.seed,
         num_processes=arguments.processes,
     )
-    texts = corpus.read(arguments.text)
-    out = Path(tempfile.mkdtemp()) if arguments.tiny else arguments.out
+    bundled = corpus.Corpus(*[demo_text.prose()] * 3)
+    texts = bundled if arguments.tiny else corpus.read(arguments.text)
 
     def report(params: network.Params, phase: training.Phase, figures: dict[str, float]) -> None:
         seconds = round(time.monotonic() - deadline + 60 * arguments.minutes, 1)
         print(json.dumps({"s": seconds, "length": phase.length, **figures}), flush=True)
-        export.write(out, params, shape, lengths[-1])
+        export.write(arguments.out, params, shape, lengths[-1])
 
     first = network.initial(shape, arguments.seed)
     samplers = Sampler(texts.train, arguments.seed), Sampler(texts.modules, arguments.seed)
     training.train(first, shape, arithmetic, plan, samplers, report)
-    (out / "prose.txt").write_text(texts.prose, "ascii")
-    print(f"wrote {out}")
+    (arguments.out / "prose.txt").write_text(texts.prose, "ascii")
+    print(f"wrote {arguments.out}")
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import dataclasses
 import logging
 import os
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -23,6 +24,9 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     name: np.dtype(getattr(jnp, name)) for name in ("bfloat16", "float32")
 }
 STORED_DTYPES: Final[Mapping[str, str]] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
+
+MOST_LISTED: Final = 100_000  # experts whose absence is told one by one
+LAYER: Final = re.compile(r"model\.layers\.([0-9]{1,6})\.")
 
 log = logging.getLogger("wscope_jax")
 
@@ -158,6 +162,7 @@ def load(
     if config.tie_word_embeddings and {HEAD, EMBEDDING} <= checkpoint.tensors.keys():
         config = dataclasses.replace(config, tie_word_embeddings=False)  # both stored: both count
     dtype = _stored_dtype(config, checkpoint) if dtype is None else dtype
+    _check_layers(config, checkpoint)
     graphdef, state = nnx.split(abstract(config, dtype))
     table = BY_TYPE[config.model_type].table(config)
     variables = dict(nnx.to_flat_state(state))
@@ -170,6 +175,18 @@ def load(
     for key, array in checkpoint.load(places, _dtype(dtype), report=report, check_all=check_all):
         placed[key] = variables[key].replace(array)
     return nnx.merge(graphdef, nnx.from_flat_state(placed))
+
+
+def _check_layers(config: ModelConfig, checkpoint: Checkpoint) -> None:
+    """Refuses a number of layers far from what is stored, before millions of missing tensors are listed."""
+    found = (LAYER.match(name) for name in checkpoint.tensors)
+    stored = 1 + max((int(match[1]) for match in found if match is not None), default=-1)
+    per_layer = max(1, getattr(config, "num_experts", 0))
+    if config.num_layers > 2 * stored > 0 and config.num_layers * per_layer > MOST_LISTED:
+        raise CheckpointError(
+            f"{checkpoint.directory}: num_hidden_layers in config.json is {config.num_layers}, the files have "
+            f"tensors of {stored} layers; its files and its config.json do not belong together"
+        )
 
 
 def _dtype(name: str) -> np.dtype[Any]:

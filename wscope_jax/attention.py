@@ -158,7 +158,7 @@ def attend_prompt(
         o = causal_attention(q, entries.key, value, scale=scale).astype(q.dtype)
     stored = jax.tree.map(lambda x: x.astype(spec.storage), entries)
     with jax.named_scope("store"):
-        order = _store_blocks(stored, view)
+        order = store_blocks(stored, view)
     start = (length // spec.block) * spec.block if spec.has_calls else jnp.int32(0)
     rings = fill(view.rings[0], stored, row, start, length)
     view = View((rings, *view.rings[1:]), view.shared, view.layouts, spec, view.turn)
@@ -174,11 +174,11 @@ def evict(views: Views, *, row: Int32[Array, ""], start: Int32[Array, ""]) -> In
     order = views.shared.order
     for layer in range(len(views.layers)):
         view = views[layer].with_shared(order=order)
-        order = _store_blocks(oldest_block(view.rings[0], row, start, views.spec.block), view)
+        order = store_blocks(oldest_block(view.rings[0], row, start, views.spec.block), view)
     return order
 
 
-def _store_blocks(entries: Entries, view: View) -> Int32[Array, ""]:
+def store_blocks(entries: Entries, view: View) -> Int32[Array, ""]:
     """Packs all whole blocks once per byte order and calls `store` for each; the plan picks the blocks."""
     order = view.shared.order
     if not view.spec.has_calls:

@@ -76,7 +76,12 @@ class ChatTemplate:
         """
         request = {
             "template": self._text,
-            "variables": {**self._variables, "add_generation_prompt": True, "tools": None, "documents": None},
+            "variables": {
+                **self._variables,
+                "add_generation_prompt": True,
+                "tools": None,
+                "documents": None,
+            },
             "deadline_s": DEADLINE_S,
             "conversations": [
                 {"variables": {"messages": list(map(dict, each))}, "most": self._most(each)}
@@ -96,7 +101,9 @@ class ChatTemplate:
         return [text for _, text in answers]
 
     def _most(self, conversation: Conversation) -> int:
-        size = len(self._text) + sum(len(value) for message in conversation for value in message.values())
+        size = len(self._text) + sum(
+            len(value) for message in conversation for value in message.values()
+        )
         return 4 * size + (1 << 20)
 
     def _check(self, kind: str, text: str, name: str) -> None:

@@ -16,7 +16,7 @@ MEMORY_BYTES: Final = 512 << 20
 OLDEST_JINJA: Final = (3, 1, 6)  # before it, `|attr` reached str.format and with it everything
 
 
-class Refused(Exception):
+class RefusedError(Exception):
     """The template itself says that it cannot render this conversation."""
 
 
@@ -32,13 +32,17 @@ def main() -> None:
     if found < OLDEST_JINJA:
         say("missing", f"version {jinja2.__version__} is installed")
         return
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler: the system ends this process, whatever it does
+    signal.signal(
+        signal.SIGALRM, signal.SIG_DFL
+    )  # no handler: the system ends this process, whatever it does
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, 0))
     for conversation in request["conversations"]:
         signal.setitimer(signal.ITIMER_REAL, request["deadline_s"])
         answer = render(
-            request["template"], {**request["variables"], **conversation["variables"]}, conversation["most"]
+            request["template"],
+            {**request["variables"], **conversation["variables"]},
+            conversation["most"],
         )
         signal.setitimer(signal.ITIMER_REAL, 0)
         say(*answer)
@@ -53,7 +57,6 @@ def say(kind: str, text: str) -> None:
 def render(template: str, variables: dict[str, Any], most: int) -> tuple[str, str]:
     """The text of one conversation, at most `most` characters, or what went wrong."""
     import jinja2
-    from jinja2.sandbox import SecurityError
 
     try:
         parts, length = [], 0
@@ -65,9 +68,9 @@ def render(template: str, variables: dict[str, Any], most: int) -> tuple[str, st
         return "text", "".join(parts)
     except jinja2.TemplateSyntaxError as error:
         return "syntax", f"line {error.lineno}: {error.message}"
-    except SecurityError as error:
+    except jinja2.exceptions.SecurityError as error:
         return "forbidden", str(error)
-    except Refused as error:
+    except RefusedError as error:
         return "refused", str(error)
     except MemoryError:
         return "large", ""
@@ -107,7 +110,7 @@ def to_json(value: Any, indent: int | None = None, ensure_ascii: bool = False) -
 
 def raise_exception(text: str) -> NoReturn:
     """What a template calls to refuse a conversation."""
-    raise Refused(text)
+    raise RefusedError(text)
 
 
 if __name__ == "__main__":

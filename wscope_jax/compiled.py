@@ -87,7 +87,9 @@ class Programs:
                 self._executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-compile")
             try:
                 self._ahead[key] = self._executor.submit(_compile, fn, shapes, donate)
-            except RuntimeError:  # the system refuses the thread: `get` compiles it when it is needed
+            except (
+                RuntimeError
+            ):  # the system refuses the thread: `get` compiles it when it is needed
                 return
             self.compiles["ahead"] += 1
 

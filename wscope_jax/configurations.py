@@ -14,7 +14,7 @@ from typing import Any, Final, NamedTuple
 import jax
 from flax import nnx
 
-from wscope_jax.checkpoint import Checkpoint, Stored, locate, open_directory, read_json
+from wscope_jax.checkpoint import Checkpoint, Stored, locate, naming, open_directory, read_json
 from wscope_jax.checkpoint.headers import INDEX
 from wscope_jax.checkpoint.tensors import IGNORED
 from wscope_jax.errors import CheckpointError
@@ -74,7 +74,9 @@ def read(model: str, dtype: str | None = None) -> Configuration:
     Raises:
         CheckpointError: There is neither, or anything about the checkpoint is wrong.
     """
-    if not Path(model).exists() and model in names():
+    with naming(Path(model)):
+        is_there = Path(model).exists()
+    if not is_there and model in names():
         with importlib.resources.as_file(_folder() / f"{model}.json") as file:
             return _describe(model, Fields(read_json(file), file), {}, dtype)
     try:
@@ -87,9 +89,11 @@ def read(model: str, dtype: str | None = None) -> Configuration:
     fields = Fields(read_json(path), path)
     if fields.values.get("model_type") not in list(_OTHERS):
         read_config(root)  # raises what the loader would raise
-    has_weights = any(root.glob("*.safetensors")) or locate(root, INDEX) is not None
+    with naming(root):
+        own_name, has_files = root.resolve().name, any(root.glob("*.safetensors"))
+    has_weights = has_files or locate(root, INDEX) is not None
     tensors = Checkpoint(root).tensors if has_weights else {}
-    return _describe(root.resolve().name, fields, tensors, dtype)
+    return _describe(own_name, fields, tensors, dtype)
 
 
 def stored_bytes(tensor: Stored) -> int:

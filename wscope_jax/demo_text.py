@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 NUM_DIGITS: Final = 4  # of a value
-KEYS: Final = (  # none of them was ever a key in training
+KEYS: Final = (  # left out of the words that are keys in training
     *("acorn", "amber", "anchor", "anvil", "apple", "apron", "arrow", "badger", "bamboo", "banjo"),
     *("barley", "basil", "beacon", "beaver", "birch", "bonnet", "bramble", "breeze", "candle"),
     *("canyon", "carrot", "cedar", "cello", "cherry", "clover", "cobalt", "comet", "copper"),

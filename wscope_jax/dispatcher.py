@@ -148,7 +148,9 @@ class Dispatcher:
             waited_s += SLICE_S
             if self._queue.poison is None and self._ended is None and waited_s < DEADLINE_S:
                 continue
-            self._ended = self._ended or self._queue.poison or f"no store ended within {DEADLINE_S:.0f} s"
+            self._ended = (
+                self._ended or self._queue.poison or f"no store ended within {DEADLINE_S:.0f} s"
+            )
             raise WscopeError(f"store: moving blocks to host memory failed: {self._ended}")
 
     def timings(self, jobs: int) -> list[StepTiming]:

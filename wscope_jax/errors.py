@@ -6,7 +6,9 @@ code of the command line. Each also inherits the builtin that a caller would cat
 
 from typing import ClassVar, Final
 
-OUT_OF_MEMORY: Final = "RESOURCE_EXHAUSTED"  # in the text of JAX's error, which has no class of its own
+OUT_OF_MEMORY: Final = (
+    "RESOURCE_EXHAUSTED"  # in the text of JAX's error, which has no class of its own
+)
 
 
 class WscopeError(Exception):

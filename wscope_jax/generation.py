@@ -201,10 +201,11 @@ class Generation:
         total = sum(len(row.prompt) for row in self._rows)
         done = 0
         for number, row in enumerate(self._rows):
-            size, num_layers = len(row.prompt), self._programs.num_layers
+            size = len(row.prompt)
 
             def report(layers: int, done: int = done, size: int = size) -> None:
-                self._progress.prefilling(done + size * layers // num_layers, total)
+                part = size * layers // self._programs.num_layers
+                self._progress.prefilling(done + part, total)
 
             x = self._programs.prefill(self._cache, number, row.prompt, report)
             done += size
@@ -266,6 +267,15 @@ class Generation:
     def _release(self, number: int) -> None:
         self._rows[number].tokens_in = self._cache.row_tokens(number)
         self._cache.release(number)
+
+    @property
+    def cpu_share(self) -> float:
+        """The share r that the policy aims at now."""
+        return self._share[1]
+
+    def region_of(self, row: int, token: int) -> Region:
+        """Where token number `token` of a row that still goes on lives now."""
+        return self._cache.placement.region_of(row, token)
 
     @property
     def result(self) -> Result:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from wscope_jax.checkpoint import naming
 from wscope_jax.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -44,8 +45,9 @@ class Tokenizer:
                 has not.
         """
         path = Path(directory) / FILE_NAME
-        if not path.exists():
-            return None
+        with naming(path):
+            if not path.exists():
+                return None
         tokenizer = cls(_read(path))
         if vocab_size is not None and tokenizer.num_ids > vocab_size:
             raise CheckpointError(

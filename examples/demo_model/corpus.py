@@ -7,6 +7,7 @@ held out; the held-out topics are also the bundled prose of `wscope demo`.
 import ast
 import pydoc_data.topics
 import sysconfig
+import warnings
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -43,7 +44,7 @@ def read(directory: Path | None = None) -> Corpus:
     if directory is not None:
         return Corpus(*((directory / f"{name}.txt").read_text("ascii") for name in Corpus._fields))
     topics = {name: _plain(text) for name, text in sorted(pydoc_data.topics.topics.items())}
-    prose = "\n\n".join(topics.pop(name).strip() for name in HELD_OUT_TOPICS) + "\n"
+    prose = "\n\n".join(topics.pop(name, "").strip() for name in HELD_OUT_TOPICS) + "\n"
     seen = set(_paragraphs(prose))
     held_out, train = [], []
     for name, text in _modules():
@@ -69,7 +70,8 @@ def _modules() -> Iterator[tuple[str, str]]:
             continue
         try:
             source = path.read_text("utf-8")
-            tree = ast.parse(source)
+            with warnings.catch_warnings(action="ignore"):
+                tree = ast.parse(source)
         except (UnicodeDecodeError, SyntaxError):  # tests of the compiler
             continue
         texts = [_plain(text) for text in (*_docstrings(tree), *_comments(source))]

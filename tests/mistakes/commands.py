@@ -3,7 +3,7 @@
 import contextlib
 import io
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import pytest
@@ -64,9 +64,19 @@ def check(done: Done) -> None:
     if done.code not in (0, 130, 143):
         # Warnings may stand before; an indented list may follow; the error itself is one line.
         heads = [line for line in done.err.splitlines() if not line.startswith("  ")]
-        assert heads and heads[-1].startswith("wscope: error: "), done.err
+        assert heads, done
+        assert heads[-1].startswith("wscope: error: "), done.err
         assert all(line.startswith("wscope: ") for line in heads), done.err
         assert all(c.isprintable() for line in heads for c in line), heads
+
+
+def caught(kind: type[Exception], use: Callable[[], object]) -> str | None:
+    """What an error of this kind says; None if there is none. The error itself, which holds arrays, is dropped."""
+    try:
+        use()
+    except kind as error:
+        return str(error)
+    return None
 
 
 def refused(done: Done, code: int, *about: str) -> None:

@@ -40,7 +40,9 @@ values = st.recursive(
         st.just(10**30),
         st.floats(allow_nan=True),
         st.text(max_size=8),
-        st.sampled_from(["silu", "gelu", "bfloat16", "default", "yarn", "full_attention", "mixtral"]),
+        st.sampled_from(
+            ["silu", "gelu", "bfloat16", "default", "yarn", "full_attention", "mixtral"]
+        ),
     ),
     lambda inner: st.one_of(
         st.lists(inner, max_size=4), st.dictionaries(st.text(max_size=6), inner, max_size=4)
@@ -88,7 +90,9 @@ def judge(*words: object) -> None:
     assert time.monotonic() - began < SLOW_S, words
 
 
-KEYS = sorted({*tiny.make_config("qwen3_moe"), *tiny.make_config("mixtral"), "auto_map", "rope_scaling"})
+KEYS = sorted(
+    {*tiny.make_config("qwen3_moe"), *tiny.make_config("mixtral"), "auto_map", "rope_scaling"}
+)
 
 
 @fuzz
@@ -196,13 +200,58 @@ def test_tokenizers(fixed: Fixed, tokenizer: Any) -> None:
     judge("generate", "--model", fixed.folder, "--prompt", "aä")
 
 
-OPTIONS = (
-    "--model --prompt --prompt-file --tokens --jsonl-in --jsonl-out --chat --chat-template --truncate --policy "
-    "--cpu-share --window --max-model-len --dtype --gpu-memory --host-memory --threads --max-new-tokens "
-    "--temperature --top-k --top-p --min-p --seed --stop --ignore-eos --json --quiet --check-tensors --prefill "
-    "--logits-out -q -h --version"
-).split()
-WORDS = ["0", "1", "-1", "32", "0.5", "nan", "inf", "1e309", "auto", "left", "32GiB", "-", "--", "", "float32"]
+OPTIONS = [
+    "--model",
+    "--prompt",
+    "--prompt-file",
+    "--tokens",
+    "--jsonl-in",
+    "--jsonl-out",
+    "--chat",
+    "--chat-template",
+    "--truncate",
+    "--policy",
+    "--cpu-share",
+    "--window",
+    "--max-model-len",
+    "--dtype",
+    "--gpu-memory",
+    "--host-memory",
+    "--threads",
+    "--max-new-tokens",
+    "--temperature",
+    "--top-k",
+    "--top-p",
+    "--min-p",
+    "--seed",
+    "--stop",
+    "--ignore-eos",
+    "--json",
+    "--quiet",
+    "--check-tensors",
+    "--prefill",
+    "--logits-out",
+    "-q",
+    "-h",
+    "--version",
+]
+WORDS = [
+    "0",
+    "1",
+    "-1",
+    "32",
+    "0.5",
+    "nan",
+    "inf",
+    "1e309",
+    "auto",
+    "left",
+    "32GiB",
+    "-",
+    "--",
+    "",
+    "float32",
+]
 
 
 @fuzz
@@ -211,7 +260,9 @@ WORDS = ["0", "1", "-1", "32", "0.5", "nan", "inf", "1e309", "auto", "left", "32
     words=st.lists(
         st.tuples(
             st.sampled_from(OPTIONS),
-            st.one_of(st.none(), st.sampled_from(WORDS), st.text(max_size=6), st.integers().map(str)),
+            st.one_of(
+                st.none(), st.sampled_from(WORDS), st.text(max_size=6), st.integers().map(str)
+            ),
         ),
         max_size=5,
     ),
@@ -243,8 +294,12 @@ def test_command_lines(
         st.one_of(
             values,
             st.dictionaries(
-                st.sampled_from(["prompt", "tokens", "messages", "id", "stop", "top_k", "seed", "x"]),
-                st.one_of(values, st.just([1, 2]), st.just("a"), st.just([{"role": "a", "content": ""}])),
+                st.sampled_from(
+                    ["prompt", "tokens", "messages", "id", "stop", "top_k", "seed", "x"]
+                ),
+                st.one_of(
+                    values, st.just([1, 2]), st.just("a"), st.just([{"role": "a", "content": ""}])
+                ),
                 max_size=3,
             ),
         ),
@@ -263,5 +318,3 @@ def test_the_fixed_checkpoint_is_good(fixed: Fixed) -> None:
     fixed.restore()
     done = wscope("score", "--model", fixed.folder, "--tokens", fixed.ids, "--prefill", 5)
     assert (done.code, done.err) == (2, "wscope: error: stop: the checkpoint is good\n")
-
-

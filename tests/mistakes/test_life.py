@@ -51,7 +51,11 @@ def given_back() -> bool:
 def test_30_two_engines_at_once(eng: Engine) -> None:
     expected = eng.generate([PROMPT], HOW).tokens
     with Engine.from_pretrained(
-        CHECKPOINTS["mixtral"], policy=ALL_POLICIES["share_0.5"], window=32, dtype="float32", threads=2
+        CHECKPOINTS["mixtral"],
+        policy=ALL_POLICIES["share_0.5"],
+        window=32,
+        dtype="float32",
+        threads=2,
     ) as other:
         alone = other.generate([PROMPT], HOW).tokens
         one, two = eng.stream([PROMPT], HOW), other.stream([PROMPT], HOW)
@@ -245,7 +249,9 @@ def test_29_a_forked_child_is_told_at_once(eng: Engine) -> None:
             lambda: cache.begin_prompt(0, 3),
             lambda: Engine.from_pretrained(TINY),
             lambda: Engine(eng.model),
-            lambda: InplaceKVCache(eng.model.streams, policy=eng.policy, batch=1, max_len=9, window=32),
+            lambda: InplaceKVCache(
+                eng.model.streams, policy=eng.policy, batch=1, max_len=9, window=32
+            ),
         ]
         good = all(refuses(use) for use in uses)
         stream.close()
@@ -287,7 +293,8 @@ def test_36_a_call_that_does_not_return_is_ended() -> None:
 
 def test_36_a_second_signal_does_not_disturb_the_cleanup() -> None:
     seen = []
-    with pytest.raises(KeyboardInterrupt), signals.terminable():
+
+    def interrupted() -> None:
         try:
             os.kill(os.getpid(), signal.SIGINT)
             signal.pause()
@@ -295,6 +302,9 @@ def test_36_a_second_signal_does_not_disturb_the_cleanup() -> None:
             os.kill(os.getpid(), signal.SIGINT)
             time.sleep(0.05)
             seen.append("cleaned")
+
+    with pytest.raises(KeyboardInterrupt), signals.terminable():
+        interrupted()
     assert seen == ["cleaned"]
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     assert not [t for t in threading.enumerate() if t.name == "wscope-signals"]
@@ -324,7 +334,16 @@ def test_36_every_phase_can_be_interrupted(
         return whole(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, counting)
-    words = ["--model", TINY, "--dtype", "float32", "--window", 32, "--tokens", tmp_path / "ids.npy"]
+    words = [
+        "--model",
+        TINY,
+        "--dtype",
+        "float32",
+        "--window",
+        32,
+        "--tokens",
+        tmp_path / "ids.npy",
+    ]
     done = wscope("generate", *words, "--max-new-tokens", 5000, "--ignore-eos", "--json")
     assert done.code == signals.EXIT_CODES[number]
     assert done.err.splitlines()[-1] == f"wscope: {signals.WORDS[done.code]}"
@@ -370,7 +389,16 @@ def start(environment: dict[str, str], *words: object, **options: Any) -> "subpr
 @pytest.fixture
 def endless(tmp_path: Path) -> list[object]:
     np.save(tmp_path / "ids.npy", np.arange(100, dtype=np.int32))
-    words = ["--model", TINY, "--tokens", tmp_path / "ids.npy", "--dtype", "float32", "--window", 32]
+    words = [
+        "--model",
+        TINY,
+        "--tokens",
+        tmp_path / "ids.npy",
+        "--dtype",
+        "float32",
+        "--window",
+        32,
+    ]
     return ["generate", *words, "--ignore-eos", "--max-new-tokens"]
 
 

@@ -102,9 +102,7 @@ def test_9_the_command_says_so(checkpoint: Path, tmp_path: Path) -> None:
     assert "prompt 2: the model's logits are not finite after 0 new tokens" in done.err
     assert "--check-tensors" in done.err
     assert wscope("score", *words, "--prefill", 3).code == 1
-    refused(
-        wscope("generate", *words, "--check-tensors"), 4, "model.embed_tokens.weight", "NaN"
-    )
+    refused(wscope("generate", *words, "--check-tensors"), 4, "model.embed_tokens.weight", "NaN")
 
 
 def test_9_all_numbers_are_looked_at(tmp_path: Path) -> None:

@@ -29,7 +29,9 @@ def folder(tmp_path: Path) -> Path:
 
 def config(**changes: Any) -> Change:
     def change(folder: Path) -> None:
-        made = tiny.make_config("qwen3_moe", **{"num_hidden_layers": 1, "num_experts": 2, **changes})
+        made = tiny.make_config(
+            "qwen3_moe", **{"num_hidden_layers": 1, "num_experts": 2, **changes}
+        )
         (folder / "config.json").write_text(json.dumps(made))
 
     return change
@@ -78,11 +80,15 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
         pytest.param(config(num_key_value_heads=3), ["num_key_value_heads"], id="2 heads"),
         pytest.param(config(vocab_size=2**70), ["vocab_size"], id="2 huge"),
         pytest.param(
-            config(rope_parameters={"rope_type": "default", "rope_theta": -1}), ["rope_theta"], id="2 theta"
+            config(rope_parameters={"rope_type": "default", "rope_theta": -1}),
+            ["rope_theta"],
+            id="2 theta",
         ),
         pytest.param(config(model_type="x"), ["qwen3_moe", "mixtral"], id="3 unknown"),
         pytest.param(
-            config(model_type="x", auto_map={"AutoModel": "m.M"}), ["never executed"], id="3 auto_map"
+            config(model_type="x", auto_map={"AutoModel": "m.M"}),
+            ["never executed"],
+            id="3 auto_map",
         ),
         pytest.param(only_pickle, ["pickle", "safetensors"], id="4 pickles"),
         pytest.param(remove(SHARD), [SHARD, "missing"], id="5 a shard"),
@@ -93,7 +99,9 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
         pytest.param(config(eos_token_id=128), ["eos_token_id"], id="11 eos"),
     ],
 )
-def test_1_to_11_checkpoints(folder: Path, tmp_path: Path, change: Change, about: list[str]) -> None:
+def test_1_to_11_checkpoints(
+    folder: Path, tmp_path: Path, change: Change, about: list[str]
+) -> None:
     np.save(tmp_path / "ids.npy", np.arange(3, dtype=np.int32))
     change(folder)
     refused(wscope("generate", "--model", folder, "--tokens", tmp_path / "ids.npy"), 4, *about)
@@ -114,17 +122,28 @@ def test_3_code_of_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("command")
+def test_names_that_are_too_long(folder: Path, tmp_path: Path) -> None:
+    np.save(tmp_path / "ids.npy", np.arange(3, dtype=np.int32))
+    long = "x" * 5000
+    words = ["--model", folder, "--tokens", tmp_path / "ids.npy"]
+    refused(wscope("generate", *words, "--jsonl-out", long), 2, "--jsonl-out", "too long")
+    refused(wscope("score", *words, "--prefill", 1, "--logits-out", long), 2, "too long")
+    refused(wscope("generate", "--model", folder, "--prompt-file", long), 2, "too long")
+    refused(wscope("generate", "--model", folder, "--tokens", long), 2, "too long")
+    refused(wscope("generate", "--model", folder, "--jsonl-in", long), 2, "too long")
+    refused(wscope("generate", "--model", long, "--prompt", "a"), 4, "too long")
+
+
+@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize("name", ["open", "os.open", "os.preadv", "os.listdir", "os.stat"])
 @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.EMFILE])
 def test_every_read_may_fail(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: int
 ) -> None:
     """The N-th access to the checkpoint fails, for N = 1, 2, 3, ...: exit code 4, and the file is named."""
-    words = ["inspect" if _has_inspect() and name == "os.stat" else "score", "--model", folder]
-    if words[0] == "score":
-        np.save(tmp_path / "ids.npy", np.arange(3, dtype=np.int32))
-        words += ["--tokens", tmp_path / "ids.npy", "--prefill", 3]
-        monkeypatch.setattr("wscope_jax.engine.Engine.__init__", _stop)
+    np.save(tmp_path / "ids.npy", np.arange(3, dtype=np.int32))
+    words = ["score", "--model", folder, "--tokens", tmp_path / "ids.npy", "--prefill", 3]
+    monkeypatch.setattr("wscope_jax.engine.Engine.__init__", _stop)
     owner, attribute = (builtins, name) if name == "open" else (os, name.removeprefix("os."))
     whole = getattr(owner, attribute)
     failing = Failing(whole, OSError(number, os.strerror(number)))
@@ -134,10 +153,7 @@ def test_every_read_may_fail(
         ours = path in handles if isinstance(path, int) else str(path).startswith(str(folder))
         if not ours:
             return whole(path, *args, **kwargs)
-        found = failing(path, *args, **kwargs)
-        if name == "os.preadv" or not isinstance(found, int):
-            return found
-        return found
+        return failing(path, *args, **kwargs)
 
     if name == "os.preadv":
         opened = os.open
@@ -149,26 +165,18 @@ def test_every_read_may_fail(
 
         monkeypatch.setattr(os, "open", remember)
     monkeypatch.setattr(owner, attribute, selective)
-    seen = 0
+    seen, failing.last = 0, 25
     for n in failing.runs():
-        if n > 12:  # reads of tensors are all alike
-            failing.at = 10**9
         done = wscope(*words)
         check(done)
         if failing.failures:
             seen += 1
-            assert done.code in (4, 2) or name == "os.stat", (n, done)
-            assert str(folder) in done.err or name == "os.stat", (n, done)
+            assert done.code == 4 or "stop:" in done.err, (n, done)  # some look-ups are not needed
+            assert str(folder) in done.err or "stop:" in done.err, (n, done)
     assert seen >= 1
 
 
 def _stop(*_: Any, **__: Any) -> None:
     from wscope_jax.errors import UsageError
 
-    raise UsageError(f"stop: all of the checkpoint was read{'':20}")
-
-
-def _has_inspect() -> bool:
-    import importlib.util
-
-    return importlib.util.find_spec("wscope_jax.cli.inspect") is not None
+    raise UsageError("stop: all of the checkpoint was read")

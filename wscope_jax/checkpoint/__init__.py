@@ -5,6 +5,7 @@ known from the headers is reported at once, before any memory is taken.
 """
 
 from wscope_jax.checkpoint.files import locate as locate
+from wscope_jax.checkpoint.files import naming as naming
 from wscope_jax.checkpoint.files import open_directory as open_directory
 from wscope_jax.checkpoint.files import read_json as read_json
 from wscope_jax.checkpoint.files import show as show

@@ -4,6 +4,8 @@ import json
 import os
 import stat
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
@@ -81,12 +83,28 @@ def open_directory(directory: str | os.PathLike[str]) -> Path:
     raise CheckpointError(f"{path}: {what}; name the folder that holds config.json{hint}")
 
 
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Within the block a refusal by the system names the file, or `path` where it does not say which.
+
+    Raises:
+        CheckpointError: The system refused something.
+    """
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise CheckpointError(f"{error.filename or path}: cannot be read: {reason}") from None
+    except RuntimeError as error:  # what Python before 3.13 raises for a link that leads to itself
+        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+
+
 def locate(root: Path, name: str) -> Path | None:
     """The path of a file of the checkpoint in `root`, or None if there is none; opens nothing.
 
     Raises:
-        CheckpointError: `name` is no plain file name; or the file is no regular file, or a link
-            that leaves the directory (a hub's cache, which keeps every snapshot as links to the
+        CheckpointError: `name` is no plain file name; or the file cannot be looked at, is no regular
+            file, or a link that leaves the directory (a hub's cache, which keeps every snapshot as links to the
             blobs folder beside it, is allowed).
     """
     plain = name not in ("", ".", "..") and not any(c in name for c in "/\\")
@@ -94,7 +112,11 @@ def locate(root: Path, name: str) -> Path | None:
         raise CheckpointError(
             f"{root}: the file name {show(name)} is refused; a checkpoint's files lie in its folder"
         )
-    path = root / name
+    with naming(root / name):
+        return _locate(root, root / name)
+
+
+def _locate(root: Path, path: Path) -> Path | None:
     home, target = root.resolve(), path.resolve()
     blobs = [home.parent.parent / "blobs"] if home.parent.name == "snapshots" else []
     if not any(target.is_relative_to(folder) for folder in (home, *blobs)):

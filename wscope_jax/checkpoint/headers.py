@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 from wscope_jax.checkpoint.files import (
     Problems,
     locate,
+    naming,
     parse_json,
     read_json,
     refuse_pointer,
@@ -107,7 +108,8 @@ def _read_index(root: Path) -> dict[str, str]:
 
 def _find_files(root: Path, index: Mapping[str, str], problems: Problems) -> list[Path]:
     """The safetensors files to read; opens none."""
-    present = {path.name for path in root.iterdir() if path.name.endswith(".safetensors")}
+    with naming(root):
+        present = {path.name for path in root.iterdir() if path.name.endswith(".safetensors")}
     wanted = sorted(set(index.values()) or present & {SINGLE} or present)
     refused = Problems(root)
     files = []
@@ -130,7 +132,8 @@ def _find_files(root: Path, index: Mapping[str, str], problems: Problems) -> lis
 
 
 def _describe_without_safetensors(root: Path) -> str:
-    names = sorted(path.name for path in root.iterdir())
+    with naming(root):
+        names = sorted(path.name for path in root.iterdir())
     for name in names:
         for suffix, form in OTHER_FORMATS.items():
             if name.endswith(suffix):

@@ -152,11 +152,15 @@ def require_writable(file: Path, option: str) -> None:
         UsageError: If the file is a directory, or its folder is missing or closed to us.
     """
     folder = file.parent
-    if file.is_dir():
-        raise UsageError(f"{option} {file}: is a directory; name a file")
-    if not folder.is_dir():
-        raise UsageError(f"{option} {file}: there is no directory {folder}")
-    if not os.access(folder if not file.exists() or file.is_file() else file, os.W_OK):
+    try:
+        if file.is_dir():
+            raise UsageError(f"{option} {file}: is a directory; name a file")
+        if not folder.is_dir():
+            raise UsageError(f"{option} {file}: there is no directory {folder}")
+        is_writable = os.access(folder if not file.exists() or file.is_file() else file, os.W_OK)
+    except OSError as error:  # too long, or in a folder that is closed to us
+        raise UsageError(f"{option} {file}: {error.strerror or error}") from error
+    if not is_writable:
         raise UsageError(f"{option} {file}: not writable")
 
 

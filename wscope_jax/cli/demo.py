@@ -1,19 +1,35 @@
-"""`wscope demo`: a bundled tiny model through all four regions, checked against a dense cache."""
+"""`wscope demo`: the bundled model reads a long text, goes on with it and looks things up in it.
+
+Everything runs through the four regions, in float32, and is checked against a dense cache at the end.
+"""
 
 import argparse
+import contextlib
 import importlib.resources
 import sys
-from typing import Any, Final
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from wscope_jax import demo_text
 from wscope_jax.cli import answer, report, start
+from wscope_jax.layout import Region
 
-_PROMPT_TOKENS: Final = 4000  # 15 blocks of 256 and a rest of 160
-_NEW_TOKENS: Final = 400  # evictions at 4,096 and at 4,352 tokens fall into decode
+if TYPE_CHECKING:
+    from wscope_jax.engine import Engine
+    from wscope_jax.generation import Generation
+
+_SEED: Final = 7
 _WINDOW: Final = 256
-_SEED: Final = 0
+_TEXT_BYTES: Final = (
+    8330  # 32 blocks of 256 and a rest, which holds the last note: it is in the window
+)
+_DEPTHS: Final = (0.05, 0.12, 0.2, 0.29, 0.37, 0.46, 0.55, 0.63, 0.72, 0.81, 0.9, 0.998)
+_NEW_BYTES: Final = 512  # evictions at 8,448 and at 8,704 bytes fall into decode
+_MAX_LEN: Final = _TEXT_BYTES + _NEW_BYTES + 64
 _TOLERANCE: Final = 1e-4  # of logits, float32
+_SHARE_EVERY: Final = 64  # steps between two points of the CPU share's path
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -24,45 +40,136 @@ def run(arguments: argparse.Namespace) -> int:
     """
     start.prepare()
     start.require_device()
-    values, difference = _measure()
+    planted = demo_text.plant(_SEED, num_bytes=_TEXT_BYTES, depths=_DEPTHS)
+    with _open_engine() as engine:
+        values = _continue(engine, planted.text, is_shown=not arguments.json)
+        values["look_ups"] = _look_up(engine, planted)
+        difference = _difference(engine, planted.text, values["tokens"][0])
+    values["matches_dense"] = difference < _TOLERANCE
     if arguments.json:
         answer.print_json(values)
     else:
-        report.print_regions(values["regions"], sys.stdout)
-        print(report.summary(values))
-        verdict = "match" if values["matches_dense"] else "DIFFER FROM"
-        print(
-            f"forced logits of {_NEW_TOKENS} decode steps {verdict} those of a dense cache: "
-            f"largest difference {difference:.1e}, allowed {_TOLERANCE:.0e}"
-        )
+        _print(values, difference)
     return 0 if values["matches_dense"] else 1
 
 
-def _measure() -> tuple[dict[str, Any], float]:
-    """A generation's result with `matches_dense`, and the largest difference of a logit."""
+@contextlib.contextmanager
+def _open_engine() -> Iterator["Engine"]:
     from wscope_jax.engine import Engine
-    from wscope_jax.sampling import Sampling
 
-    with importlib.resources.as_file(_checkpoint()) as directory:
-        _say(f"loading {directory.name}, float32")
+    model = importlib.resources.files("wscope_jax") / "assets" / "demo_model"
+    with importlib.resources.as_file(model) as directory:
+        _say(f"loading {directory.name}: 1.9 million parameters, computed in float32")
         engine = Engine.from_pretrained(
             directory, policy="write_scope", window=_WINDOW, dtype="float32"
         )
     with engine:
-        prompt = np.random.default_rng(_SEED).integers(0, engine.model.vocab_size, _PROMPT_TOKENS)
-        _say(f"prefilling {_PROMPT_TOKENS:,} tokens, then {_NEW_TOKENS} steps of decode")
-        sampling = Sampling(max_new_tokens=_NEW_TOKENS, ignore_eos=True)
-        values = engine.generate([prompt.tolist()], sampling).as_dict()
-        ids = np.concatenate([prompt, np.asarray(values["tokens"][0], prompt.dtype)])
-        _say("forcing the same tokens through the four regions, and once without a cache")
-        forced = engine.score(ids, _PROMPT_TOKENS)
-        dense = engine.logits(ids[None])[0, _PROMPT_TOKENS - 1 :]
-    difference = float(np.abs(forced - dense).max())
-    return {**values, "matches_dense": difference < _TOLERANCE}, difference
+        yield engine
 
 
-def _checkpoint() -> Any:
-    return importlib.resources.files("wscope_jax") / "assets" / "tiny_qwen3_moe"
+def _continue(engine: "Engine", text: str, *, is_shown: bool) -> dict[str, Any]:
+    """Streams what the model makes of the text; the result, with the path of the CPU share."""
+    from wscope_jax.sampling import Sampling
+
+    _say(f"reading {len(text):,} bytes, then writing {_NEW_BYTES}; they end with:")
+    _say("..." + " ".join(text[-200:].split()))
+    sampling = Sampling(
+        max_new_tokens=_NEW_BYTES, temperature=0.6, top_p=0.9, seed=_SEED, ignore_eos=True
+    )
+    path = []
+    with engine.stream([text], sampling, max_model_len=_MAX_LEN) as generation:
+        for number, event in enumerate(generation):
+            if is_shown:
+                sys.stdout.write(event.text)
+                sys.stdout.flush()
+            if number % _SHARE_EVERY == 0:
+                path.append(round(generation.cpu_share, 3))
+        values = generation.result.as_dict()
+    values["cpu_share"]["path"] = path
+    return values
+
+
+def _look_up(engine: "Engine", planted: demo_text.PlantedText) -> list[dict[str, Any]]:
+    """Asks for one note in each region of a cache whose host regions hold the same number of blocks."""
+    from wscope_jax.policies import WriteScope
+
+    engine.policy = WriteScope(share=0.5)
+    asked: list[dict[str, Any]] = []
+    notes = [planted.notes[-1]]  # the newest one is in the window; the others are found from there
+    for wanted in (Region.WINDOW, Region.UNPINNED, Region.PINNED):
+        _say(f"asking for a note whose bytes lie in {wanted}")
+        note = notes.pop(0)
+        prompt = planted.text + demo_text.question(note.key)
+        with engine.stream([prompt], _digits(), max_model_len=_MAX_LEN) as generation:
+            next(generation)
+            region = generation.region_of(0, note.position)
+            if not notes:
+                notes = _one_in_each_host_region(generation, planted)
+            for _ in generation:
+                pass
+            said = (generation.result.text or [""])[0].rstrip("]")
+        asked.append(
+            {
+                "key": note.key,
+                "position": note.position,
+                "region": region.value,
+                "value": note.value,
+                "answer": said,
+                "right": said == note.value and region is wanted,
+            }
+        )
+    return asked
+
+
+def _digits() -> Any:
+    from wscope_jax.sampling import Sampling
+
+    return Sampling(max_new_tokens=demo_text.NUM_DIGITS + 1, stop=("]",), ignore_eos=True)
+
+
+def _one_in_each_host_region(
+    generation: "Generation", planted: demo_text.PlantedText
+) -> list[demo_text.Note]:
+    """The oldest note that lies wholly in UNPINNED, and the oldest in PINNED."""
+
+    def region(note: demo_text.Note) -> Region | None:
+        last = note.position + len(demo_text.note_line(note.key, note.value)) - 1
+        places = {generation.region_of(0, at) for at in (note.position, last)}
+        return places.pop() if len(places) == 1 else None
+
+    return [
+        next(note for note in planted.notes if region(note) is wanted)
+        for wanted in (Region.UNPINNED, Region.PINNED)
+    ]
+
+
+def _difference(engine: "Engine", text: str, new: list[int]) -> float:
+    """Largest difference of a logit between forced steps over the four regions and a dense cache."""
+    _say("forcing the same bytes through the four regions, and once through a dense cache")
+    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    ids = np.concatenate([ids, np.asarray(new, np.int32)])
+    forced = engine.score(ids, len(text), max_model_len=_MAX_LEN)
+    dense = engine.logits(ids[None])[0, len(text) - 1 :]
+    return float(np.abs(forced - dense).max())
+
+
+def _print(values: dict[str, Any], difference: float) -> None:
+    print("\n")
+    for asked in values["look_ups"]:
+        verdict = "right" if asked["right"] else f"WRONG, it is {asked['value']}"
+        print(
+            f"the code of {asked['key']}, from byte {asked['position']:,} in {asked['region'].upper()}: "
+            f"{asked['answer']} ({verdict})"
+        )
+    print()
+    report.print_regions(values["regions"], sys.stdout)
+    print(report.summary(values))
+    print("CPU share over time: " + " ".join(f"{r:.2f}" for r in values["cpu_share"]["path"]))
+    verdict = "match" if values["matches_dense"] else "DIFFER FROM"
+    print(
+        f"forced logits of {_NEW_BYTES} decode steps {verdict} those of a dense cache: "
+        f"largest difference {difference:.1e}, allowed {_TOLERANCE:.0e}"
+    )
 
 
 def _say(line: str) -> None:

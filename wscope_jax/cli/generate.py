@@ -27,6 +27,10 @@ def run(arguments: argparse.Namespace) -> int:
     samplings = requests.make_samplings(arguments, asked)
     start.require_device()
     ids = requests.encode(arguments, asked)
+    longest = max(
+        len(row) + sampling.max_new_tokens for row, sampling in zip(ids, samplings, strict=True)
+    )
+    start.require_fit(arguments, len(ids), longest)
     with (
         progress.shown(quiet=arguments.quiet) as shown,
         start.open_engine(arguments, shown) as engine,

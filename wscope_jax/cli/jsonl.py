@@ -78,7 +78,7 @@ def _parse(where: str, number: int, raw: bytes) -> Line:
     key = found.get("id")
     if key is not None and (isinstance(key, bool) or not isinstance(key, str | int)):
         raise UsageError(f"{where}: id is {key!r:.60}; give a string or an integer")
-    settings = {name: found[name] for name in SETTINGS if name in found}
+    settings: dict[str, Any] = {name: found[name] for name in SETTINGS if name in found}
     if "stop" in settings:
         settings["stop"] = _stops(where, settings["stop"])
     return Line(

@@ -136,7 +136,11 @@ def require_tokenizer(model: Path) -> None:
     Raises:
         CheckpointError: If the checkpoint has no tokenizer.
     """
-    if (model / "config.json").exists() and not (model / "tokenizer.json").exists():
+    try:
+        is_missing = (model / "config.json").exists() and not (model / "tokenizer.json").exists()
+    except OSError:  # that, too, is the loader's to tell
+        return
+    if is_missing:
         raise CheckpointError(
             f"{model}: no tokenizer.json, so a text prompt cannot be encoded; "
             "give token ids with --tokens F.npy"

@@ -66,9 +66,7 @@ def read_requests(arguments: argparse.Namespace) -> list[Request]:
     return requests
 
 
-def make_samplings(
-    arguments: argparse.Namespace, requests: Sequence[Request]
-) -> "list[Sampling]":
+def make_samplings(arguments: argparse.Namespace, requests: Sequence[Request]) -> "list[Sampling]":
     """The sampling of each request.
 
     Raises:
@@ -139,7 +137,9 @@ def _fit(where: str, ids: list[int], most: int | None, side: str | None) -> list
 def _lines(arguments: argparse.Namespace) -> list[jsonl.Line]:
     if arguments.jsonl_in is not None:
         if others := list_sources(arguments):
-            raise UsageError(f"--jsonl-in and {' and '.join(others)}: give one source of the prompts")
+            raise UsageError(
+                f"--jsonl-in and {' and '.join(others)}: give one source of the prompts"
+            )
         return jsonl.read(arguments.jsonl_in)
     prompts = read_prompts(arguments)
     if arguments.chat and arguments.tokens is not None:
@@ -147,15 +147,10 @@ def _lines(arguments: argparse.Namespace) -> list[jsonl.Line]:
     lines = []
     for number, prompt in enumerate(prompts, start=1):
         where = "prompt" if len(prompts) == 1 else f"prompt {number}"
-        is_text = isinstance(prompt, str)
-        lines.append(
-            jsonl.Line(
-                where=where,
-                number=number,
-                prompt=prompt if is_text else None,
-                tokens=None if is_text else prompt,
-            )
-        )
+        if isinstance(prompt, str):
+            lines.append(jsonl.Line(where=where, number=number, prompt=prompt))
+        else:
+            lines.append(jsonl.Line(where=where, number=number, tokens=prompt))
     return lines
 
 

@@ -29,6 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.logits_out is not None:
         answer.require_writable(arguments.logits_out, "--logits-out")
     start.prepare(arguments.threads, quiet=arguments.quiet)
+    start.require_device()
+    start.require_fit(arguments, 1 if ids.ndim == 1 else len(ids), length)
     with (
         progress.shown(quiet=arguments.quiet) as shown,
         start.open_engine(arguments, shown) as engine,

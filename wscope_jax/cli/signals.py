@@ -1,7 +1,8 @@
 """Ctrl-C and SIGTERM end a run at the next step, with what was printed so far kept; and soon, whatever is under way.
 
 Python handles a signal between two of its instructions. A compilation or one layer of a long prompt is a single call
-that takes longer than a user waits, so a thread watches: if the main thread does not react in time, it ends the process.
+that takes longer than a user waits, so a thread watches: if the main thread does not react in time, it ends the
+process.
 """
 
 import contextlib

@@ -67,6 +67,41 @@ def require_device() -> None:
         raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
 
 
+def require_fit(arguments: argparse.Namespace, batch: int, max_len: int) -> None:
+    """Refuses what cannot fit, by the checkpoint's headers alone, before its weights are read.
+
+    Args:
+        arguments: The options of `generate` or `score`.
+        batch: Sequences.
+        max_len: Tokens that each may reach, prompt and new ones.
+
+    Raises:
+        UsageError: If the options contradict each other.
+        CheckpointError: Anything about the checkpoint's configuration and headers.
+        CapacityError: If it does not fit.
+    """
+    import jax
+
+    from wscope_jax import configurations, machine, memory_plan, policies
+
+    policy = policies.choose(arguments.policy, arguments.cpu_share)
+    model = configurations.read(str(arguments.model), arguments.dtype)
+    budget = arguments.host_memory
+    # Without a budget of the user's, and without a GPU, host memory has to hold everything.
+    is_shared = budget is None and jax.default_backend() == "cpu"
+    memory_plan.plan(
+        model.streams,
+        policy=policy,
+        batch=batch,
+        max_len=arguments.max_model_len or max_len,
+        window=arguments.window,
+        itemsize=configurations.ITEM_BYTES[model.dtype],
+        host_memory=machine.memory().room if budget is None else budget,
+        is_shared=is_shared,
+        weights=model.weight_bytes if is_shared else 0,
+    ).require_fit()
+
+
 def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "Engine":
     """Loads the checkpoint behind the options of `generate` and `score`.
 
