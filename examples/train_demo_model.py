@@ -1,12 +1,12 @@
 """Trains the bundled model of `wscope demo`: a byte-level MoE in the Qwen3-MoE shape that can look things up.
 
-    python examples/train_demo_model.py --out demo_model --minutes 9                     # a GPU
-    python examples/train_demo_model.py --out demo_model --minutes 55 --lengths 512,2048 # a CPU
-    python examples/train_demo_model.py --tiny                        # a few steps, in seconds
+    python examples/train_demo_model.py --out demo_model --minutes 9                  # on a GPU
+    python examples/train_demo_model.py --out demo_model --minutes 55 --lengths 512   # on a CPU
+    python examples/train_demo_model.py --tiny                                        # in seconds
 
-Learns English prose that ships with Python (demo_model/corpus.py) in which notes are planted and asked for, first in
-short texts, last in texts of the demo's full length. Prints a JSON line now and then: losses, and on held-out text
-bits per byte and the share of right answers. Writes the checkpoint and the held-out prose.
+Learns English prose that ships with Python, in which notes are planted and asked for; first in short texts, last in
+texts of the demo's full length. Prints losses now and then, and on held-out text bits per byte and the share of right
+answers. Writes the checkpoint and the held-out prose. Two cores run it too, but far too slowly to learn look-ups.
 """
 
 import argparse
@@ -19,8 +19,6 @@ import jax
 from demo_model import corpus, export, network, training
 from demo_model.sequences import Sampler
 
-from wscope_jax import demo_text
-
 SHARES = {1: (1.0,), 2: (0.4, 0.6), 3: (0.15, 0.35, 0.5)}  # of the time, by the number of lengths
 TINY = network.Shape(num_layers=2, width=32, head_dim=16, expert_width=16)
 
@@ -32,7 +30,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, help="train so many steps, whatever the time")
     parser.add_argument("--lengths", default="512,2048,9216", help="bytes of a text, per phase")
     parser.add_argument("--step-bytes", type=int, help="bytes of a step (65536; on a CPU 4096)")
-    parser.add_argument("--rate", type=float, default=3e-3, help="highest learning rate")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--text", type=Path, help="folder that corpus.write wrote, not this Python")
     parser.add_argument("--processes", type=int, default=2, help="that draw batches")
@@ -59,12 +56,10 @@ def run(arguments: argparse.Namespace, deadline: float) -> None:
         phases=phases,
         deadline=deadline,
         steps=5 if arguments.tiny else arguments.steps,
-        rate=arguments.rate,
         seed=arguments.seed,
         num_processes=arguments.processes,
     )
-    bundled = corpus.Corpus(*[demo_text.prose()] * 3)
-    texts = bundled if arguments.tiny else corpus.read(arguments.text)
+    texts = corpus.bundled() if arguments.tiny else corpus.read(arguments.text)
 
     def report(params: network.Params, phase: training.Phase, figures: dict[str, float]) -> None:
         seconds = round(time.monotonic() - deadline + 60 * arguments.minutes, 1)

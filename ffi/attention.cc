@@ -35,6 +35,7 @@ std::string CheckShape(const AttentionShape& shape) {
     return "block: is " + std::to_string(shape.block) + ", must be a multiple of " +
            std::to_string(kEntryTile);
   }
+  if (!(shape.scale > 0.0f)) return "scale: is " + std::to_string(shape.scale) + ", must be positive";
   if (shape.value_in_key && shape.value_dim > shape.key_dim) {
     return "value_dim: " + std::to_string(shape.value_dim) + " is more than the key_dim " +
            std::to_string(shape.key_dim) + " that the value is part of";

@@ -125,6 +125,6 @@ inline Vec Exp2(Vec x) { return {Exp2Eight(x.low), Exp2Eight(x.high)}; }
 
 }  // namespace
 
-const Kernel kAvx2Kernel = {"avx2", true, nullptr, &SupportsAll, &SimdScratchBytes, &Attend};
+const Kernel kAvx2Kernel = {"avx2", true, nullptr, &SupportsAll, &SimdScratchBytes, &Attend, &Read};
 
 }  // namespace wscope

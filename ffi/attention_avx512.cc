@@ -11,6 +11,6 @@ namespace {
 
 }  // namespace
 
-const Kernel kAvx512Kernel = {"avx512", true, nullptr, &SupportsAll, &SimdScratchBytes, &Attend};
+const Kernel kAvx512Kernel = {"avx512", true, nullptr, &SupportsAll, &SimdScratchBytes, &Attend, &Read};
 
 }  // namespace wscope

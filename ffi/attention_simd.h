@@ -22,36 +22,53 @@ struct Cursor {
   }
 };
 
-inline Cursor MakeCursor(const HeadBlocks& blocks, int i, int64_t head_bytes) {
+constexpr int64_t kPrefetchAhead = 16384;  // Bytes; measured, see docs/kernel.md.
+constexpr float kLog2E = 1.44269504088896341f;
+constexpr float kNoScore = -__builtin_inff();
+
+inline int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
+
+inline int64_t ItemBytes(const HeadShape& shape) { return shape.bfloat16 ? 2 : 4; }
+
+inline int64_t HeadBytes(const HeadShape& shape) {
+  const int64_t dims = shape.key_dim + (shape.value_in_key ? 0 : shape.value_dim);
+  return shape.block * dims * ItemBytes(shape);
+}
+
+// Latent blocks are read twice: only what is a whole block ahead comes in at an even pace.
+inline Cursor MakeCursor(const HeadShape& shape, const HeadBlocks& blocks, int i) {
+  const int64_t head_bytes = HeadBytes(shape);
+  int64_t ahead = blocks.prefetch_bytes;
+  if (ahead == kOwnPrefetch) ahead = shape.value_in_key ? head_bytes : kPrefetchAhead;
   const uint8_t* const begin = blocks.blocks[i] + blocks.head_offset;
   const uint8_t* const next =
       i + 1 < blocks.num_blocks ? blocks.blocks[i + 1] + blocks.head_offset : begin;
-  Cursor cursor{begin + blocks.prefetch_bytes, begin + head_bytes, next};
+  Cursor cursor{begin + ahead, begin + head_bytes, next};
   cursor.Wrap();
   return cursor;
 }
 
-constexpr float kLog2E = 1.44269504088896341f;
-constexpr float kNoScore = -__builtin_inff();
-
-// Scores of two groups of 16 entries for kHeads heads. q: [K][kHeads].
+// Scores, not scaled, of two groups of 16 entries for kHeads heads. q: [K][kHeads].
 template <bool kBf16, int kHeads, bool kFetch>
-inline void KeyScores(const uint8_t* keys, const float* q, int key_dim, float scale, float* scores,
+inline void KeyScores(const uint8_t* keys, const float* q, int key_dim, float* scores,
                       int64_t stride, Cursor& cursor) {
   constexpr int kItem = kBf16 ? 2 : 4;
   const uint8_t* a = keys;
   const uint8_t* b = keys + int64_t{kLanes} * key_dim * kItem;
   Vec sum_a[kHeads], sum_b[kHeads];
+#pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) sum_a[h] = sum_b[h] = Zero();
   if constexpr (kBf16) {
     for (int d = 0; d + 2 <= key_dim; d += 2, a += 64, b += 64, q += 2 * kHeads) {
       if (kFetch) cursor.Lines(2);
       const Vec even_a = Even(a), even_b = Even(b), odd_a = Odd(a), odd_b = Odd(b);
+#pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) {
         const Vec even = Set1(q[h]);
         sum_a[h] = Fma(even, even_a, sum_a[h]);
         sum_b[h] = Fma(even, even_b, sum_b[h]);
       }
+#pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) {
         const Vec odd = Set1(q[kHeads + h]);
         sum_a[h] = Fma(odd, odd_a, sum_a[h]);
@@ -60,6 +77,7 @@ inline void KeyScores(const uint8_t* keys, const float* q, int key_dim, float sc
     }
     if (key_dim % 2 != 0) {
       const Vec last_a = LoadHalves(a), last_b = LoadHalves(b);
+#pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) {
         sum_a[h] = Fma(Set1(q[h]), last_a, sum_a[h]);
         sum_b[h] = Fma(Set1(q[h]), last_b, sum_b[h]);
@@ -70,6 +88,7 @@ inline void KeyScores(const uint8_t* keys, const float* q, int key_dim, float sc
       if (kFetch) cursor.Lines(2);
       const Vec row_a = Load(reinterpret_cast<const float*>(a));
       const Vec row_b = Load(reinterpret_cast<const float*>(b));
+#pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) {
         const Vec number = Set1(q[h]);
         sum_a[h] = Fma(number, row_a, sum_a[h]);
@@ -77,16 +96,17 @@ inline void KeyScores(const uint8_t* keys, const float* q, int key_dim, float sc
       }
     }
   }
+#pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
-    Store(scores + h * stride, Mul(sum_a[h], Set1(scale)));
-    Store(scores + h * stride + kLanes, Mul(sum_b[h], Set1(scale)));
+    Store(scores + h * stride, sum_a[h]);
+    Store(scores + h * stride + kLanes, sum_b[h]);
   }
 }
 
 // Scores of the 32 entries of a latent tile for kHeads heads. q: [tiles][kHeads][16], zeros behind K.
 template <bool kBf16, int kHeads, bool kFetch>
 inline void LatentScores(const uint8_t* chunk, const float* q, int key_dim, int value_dim,
-                         float scale, float* scores, int64_t stride, Cursor& cursor) {
+                         float* scores, int64_t stride, Cursor& cursor) {
   constexpr int kItem = kBf16 ? 2 : 4;
   constexpr int kRows = 2;  // Entries at a time.
   const int full = key_dim / kLanes;
@@ -95,7 +115,9 @@ inline void LatentScores(const uint8_t* chunk, const float* q, int key_dim, int 
   const int lines = (full - value_dim / kLanes / 2) * kItem / 2;
   for (int entry = 0; entry < kEntryTile; entry += kRows) {
     Vec sums[kHeads][kRows];
+#pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) sums[h][r] = Zero();
     }
     const uint8_t* row = chunk + int64_t{entry} * kLanes * kItem;
@@ -110,8 +132,10 @@ inline void LatentScores(const uint8_t* chunk, const float* q, int key_dim, int 
         x[0] = Load(reinterpret_cast<const float*>(row));
         x[1] = Load(reinterpret_cast<const float*>(row) + kLanes);
       }
+#pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) {
         const Vec q_h = Load(q_tile + h * kLanes);
+#pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) sums[h][r] = Fma(q_h, x[r], sums[h][r]);
       }
       row += int64_t{kEntryTile} * kLanes * kItem;
@@ -127,14 +151,18 @@ inline void LatentScores(const uint8_t* chunk, const float* q, int key_dim, int 
         x[0] = LoadPart(reinterpret_cast<const float*>(row), rest);
         x[1] = LoadPart(reinterpret_cast<const float*>(row) + rest, rest);
       }
+#pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) {
         const Vec q_h = Load(q_tile + h * kLanes);
+#pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) sums[h][r] = Fma(q_h, x[r], sums[h][r]);
       }
     }
+#pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 4
       for (int r = 0; r < kRows; ++r) {
-        scores[h * stride + entry + r] = scale * ReduceAdd(sums[h][r]);
+        scores[h * stride + entry + r] = ReduceAdd(sums[h][r]);
       }
     }
   }
@@ -150,7 +178,9 @@ inline void AddValues(const uint8_t* tile, int dims, const float* weights, int64
   constexpr int64_t kTileBytes = int64_t{kEntryTile} * kLanes * kItem;
   const int64_t row_bytes = kPart ? int64_t{dims} * kItem * kPair : kLanes * kItem * kPair;
   Vec sums[kHeads][kTiles];
+#pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 4
     for (int t = 0; t < kTiles; ++t) {
       float* const at = o + h * o_stride + t * kLanes;
       sums[h][t] = kPart ? LoadPart(at, dims) : Load(at);
@@ -160,6 +190,7 @@ inline void AddValues(const uint8_t* tile, int dims, const float* weights, int64
     if (kLines > 0) cursor.Lines(kLines);
     for (int side = 0; side < kPair; ++side) {
       Vec value[kTiles];
+#pragma GCC unroll 4
       for (int t = 0; t < kTiles; ++t) {
         const uint8_t* const row = tile + t * kTileBytes;
         if constexpr (!kBf16) {
@@ -171,13 +202,17 @@ inline void AddValues(const uint8_t* tile, int dims, const float* weights, int64
           value[t] = side == 0 ? Even(row) : Odd(row);
         }
       }
+#pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) {
         const Vec weight = Set1(weights[h * stride + entry + side]);
+#pragma GCC unroll 4
         for (int t = 0; t < kTiles; ++t) sums[h][t] = Fma(weight, value[t], sums[h][t]);
       }
     }
   }
+#pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
+#pragma GCC unroll 4
     for (int t = 0; t < kTiles; ++t) {
       float* const at = o + h * o_stride + t * kLanes;
       if (kPart) {
@@ -189,10 +224,11 @@ inline void AddValues(const uint8_t* tile, int dims, const float* weights, int64
   }
 }
 
-// Turns one head's scores into weights 2^(score - max) and brings its state to the new max.
-template <typename Exp>
-inline void SoftmaxHead(const HeadShape& shape, const uint32_t* selected, float* scores, float* o,
-                        float* state_max, float* state_sum, Exp exp2) {
+// Turns one head's scores into weights 2^(scale * score - max) and brings its state to the new max. put(i,
+// w, w_2) takes the weights of 32 entries from i on.
+template <typename Exp, typename Put>
+inline void SoftmaxHead(const HeadShape& shape, const uint32_t* selected, float scale, float* scores,
+                        float* o, float* state_max, float* state_sum, Exp exp2, Put put) {
   if (selected) {
     for (int i = 0; i < shape.block; i += kLanes) {
       const uint32_t bits = selected[i / 32] >> (i % 32);
@@ -205,31 +241,31 @@ inline void SoftmaxHead(const HeadShape& shape, const uint32_t* selected, float*
     top = Max(top, Load(scores + i));
     top_2 = Max(top_2, Load(scores + i + kLanes));
   }
-  const float block_max = ReduceMax(Max(top, top_2));
+  const float block_max = scale * ReduceMax(Max(top, top_2));
   const float old_max = *state_max;
   const float max = block_max > old_max ? block_max : old_max;
   if (max == kNoScore) {  // Nothing selected so far: no weight may become NaN.
-    for (int i = 0; i < shape.block; i += kLanes) Store(scores + i, Zero());
+    for (int i = 0; i < shape.block; i += 2 * kLanes) put(i, Zero(), Zero());
     return;
   }
+  const Vec factor = Set1(scale);
   const Vec minus_max = Set1(-max);
   Vec sum = Zero(), sum_2 = Zero();
   for (int i = 0; i < shape.block; i += 2 * kLanes) {
-    const Vec w = exp2(Add(Load(scores + i), minus_max));
-    const Vec w_2 = exp2(Add(Load(scores + i + kLanes), minus_max));
-    Store(scores + i, w);
-    Store(scores + i + kLanes, w_2);
+    const Vec w = exp2(Fma(Load(scores + i), factor, minus_max));
+    const Vec w_2 = exp2(Fma(Load(scores + i + kLanes), factor, minus_max));
+    put(i, w, w_2);
     sum = Add(sum, w);
     sum_2 = Add(sum_2, w_2);
   }
   float shrink = 1.0f;
   if (max > old_max) {
     shrink = old_max == kNoScore ? 0.0f : __builtin_exp2f(old_max - max);
-    const Vec factor = Set1(shrink);
+    const Vec shrinks = Set1(shrink);
     int d = 0;
-    for (; d + kLanes <= shape.value_dim; d += kLanes) Store(o + d, Mul(Load(o + d), factor));
+    for (; d + kLanes <= shape.value_dim; d += kLanes) Store(o + d, Mul(Load(o + d), shrinks));
     const int rest = shape.value_dim - d;
-    if (rest > 0) StorePart(o + d, Mul(LoadPart(o + d, rest), factor), rest);
+    if (rest > 0) StorePart(o + d, Mul(LoadPart(o + d, rest), shrinks), rest);
   }
   *state_max = max;
   *state_sum = *state_sum * shrink + ReduceAdd(Add(sum, sum_2));
@@ -238,19 +274,15 @@ inline void SoftmaxHead(const HeadShape& shape, const uint32_t* selected, float*
 inline void Softmax(const HeadShape& shape, const uint32_t* selected, float* scores,
                     const SoftmaxState& state) {
   for (int h = 0; h < shape.group; ++h) {
-    SoftmaxHead(shape, selected, scores + int64_t{h} * shape.block,
-                state.o + int64_t{h} * shape.value_dim, state.max + h, state.sum + h,
-                [](Vec x) { return Exp2(x); });
+    float* const row = scores + int64_t{h} * shape.block;
+    SoftmaxHead(
+        shape, selected, shape.scale * kLog2E, row, state.o + int64_t{h} * shape.value_dim, state.max + h, state.sum + h,
+        [](Vec x) { return Exp2(x); },
+        [row](int i, Vec w, Vec w_2) {
+          Store(row + i, w);
+          Store(row + i + kLanes, w_2);
+        });
   }
-}
-
-inline int64_t RoundUp(int64_t value, int64_t to) { return (value + to - 1) / to * to; }
-
-inline int64_t ItemBytes(const HeadShape& shape) { return shape.bfloat16 ? 2 : 4; }
-
-inline int64_t HeadBytes(const HeadShape& shape) {
-  const int64_t dims = shape.key_dim + (shape.value_in_key ? 0 : shape.value_dim);
-  return shape.block * dims * ItemBytes(shape);
 }
 
 inline bool AnySelected(const HeadShape& shape, const uint32_t* selected) {
@@ -280,6 +312,7 @@ inline void ArrangeKeyQuery(const HeadShape& shape, const float* q, float* out) 
   ForHeads<kMaxHeads>(shape.group, [&](auto heads, int first) {
     constexpr int kHeads = decltype(heads)::kValue;
     float* const run = out + int64_t{first} * shape.key_dim;
+#pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
       const float* const row = q + int64_t{first + h} * shape.key_dim;
       for (int d = 0; d < shape.key_dim; ++d) run[int64_t{d} * kHeads + h] = row[d];
@@ -293,6 +326,7 @@ inline void ArrangeLatentQuery(const HeadShape& shape, const float* q, float* ou
   ForHeads<kLatentHeads>(shape.group, [&](auto heads, int first) {
     constexpr int kHeads = decltype(heads)::kValue;
     float* const run = out + first * padded;
+#pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
       const float* const row = q + int64_t{first + h} * shape.key_dim;
       for (int d = 0; d < padded; ++d) {
@@ -307,7 +341,6 @@ inline void ArrangeLatentQuery(const HeadShape& shape, const float* q, float* ou
 template <bool kBf16>
 inline void BlockKeyScores(const HeadShape& shape, const uint8_t* keys, const float* q,
                            const uint32_t* selected, float* scores, Cursor& cursor) {
-  const float scale = shape.scale * kLog2E;
   const int64_t chunk_bytes = int64_t{kEntryTile} * shape.key_dim * (kBf16 ? 2 : 4);
   for (int entry = 0; entry < shape.block; entry += kEntryTile, keys += chunk_bytes) {
     if (selected && selected[entry / kEntryTile] == 0) continue;
@@ -316,9 +349,9 @@ inline void BlockKeyScores(const HeadShape& shape, const uint8_t* keys, const fl
       const float* const run = q + int64_t{first} * shape.key_dim;
       float* const out = scores + int64_t{first} * shape.block + entry;
       if (first == 0) {
-        KeyScores<kBf16, kHeads, true>(keys, run, shape.key_dim, scale, out, shape.block, cursor);
+        KeyScores<kBf16, kHeads, true>(keys, run, shape.key_dim, out, shape.block, cursor);
       } else {
-        KeyScores<kBf16, kHeads, false>(keys, run, shape.key_dim, scale, out, shape.block, cursor);
+        KeyScores<kBf16, kHeads, false>(keys, run, shape.key_dim, out, shape.block, cursor);
       }
     });
     cursor.Wrap();
@@ -329,7 +362,6 @@ inline void BlockKeyScores(const HeadShape& shape, const uint8_t* keys, const fl
 template <bool kBf16>
 inline void BlockLatentScores(const HeadShape& shape, const uint8_t* tiles, const float* q,
                               const uint32_t* selected, float* scores, Cursor& cursor) {
-  const float scale = shape.scale * kLog2E;
   const int64_t padded = RoundUp(shape.key_dim, kLanes);
   const int64_t chunk_bytes = int64_t{kEntryTile} * shape.key_dim * (kBf16 ? 2 : 4);
   for (int entry = 0; entry < shape.block; entry += kEntryTile, tiles += chunk_bytes) {
@@ -339,10 +371,10 @@ inline void BlockLatentScores(const HeadShape& shape, const uint8_t* tiles, cons
       const float* const run = q + first * padded;
       float* const out = scores + int64_t{first} * shape.block + entry;
       if (first == 0) {
-        LatentScores<kBf16, kHeads, true>(tiles, run, shape.key_dim, shape.value_dim, scale, out,
+        LatentScores<kBf16, kHeads, true>(tiles, run, shape.key_dim, shape.value_dim, out,
                                           shape.block, cursor);
       } else {
-        LatentScores<kBf16, kHeads, false>(tiles, run, shape.key_dim, shape.value_dim, scale, out,
+        LatentScores<kBf16, kHeads, false>(tiles, run, shape.key_dim, shape.value_dim, out,
                                            shape.block, cursor);
       }
     });
@@ -350,7 +382,7 @@ inline void BlockLatentScores(const HeadShape& shape, const uint8_t* tiles, cons
   }
 }
 
-// Adds the values of one chunk of 32 entries in one panel. kVisits: 2 if the scores read them too.
+// Adds the values of one chunk of 32 entries in up to 64 dims. kVisits: 2 if the scores read them too.
 template <bool kBf16, int kVisits>
 inline void ChunkValues(const HeadShape& shape, const uint8_t* tiles, int dims,
                         const float* weights, float* o, Cursor& cursor) {
@@ -383,7 +415,6 @@ inline void ChunkValues(const HeadShape& shape, const uint8_t* tiles, int dims,
                                                out + d, o_stride, cursor);
     }
   });
-  cursor.Wrap();
 }
 
 // Adds the values of a block in panels of `panel` dims, of which the first value_dim are values.
@@ -397,7 +428,13 @@ inline void BlockValues(const HeadShape& shape, const uint8_t* values, int store
     const uint8_t* chunk = values + int64_t{first} * shape.block * kItem;
     for (int entry = 0; entry < shape.block; entry += kEntryTile) {
       if (!selected || selected[entry / kEntryTile] != 0) {
-        ChunkValues<kBf16, kVisits>(shape, chunk, dims, weights + entry, o + first, cursor);
+        // All heads meet 64 dims while these are in the first-level cache.
+        for (int d = 0; d < dims; d += kPanelDims) {
+          ChunkValues<kBf16, kVisits>(shape, chunk + int64_t{d} * kEntryTile * kItem,
+                                      dims - d < kPanelDims ? dims - d : kPanelDims,
+                                      weights + entry, o + first + d, cursor);
+        }
+        cursor.Wrap();
       }
       chunk += int64_t{kEntryTile} * stored * kItem;
     }
@@ -424,7 +461,7 @@ inline void SimdAttend(const HeadShape& shape, const float* q, const HeadBlocks&
         blocks.selected ? blocks.selected + int64_t{i} * (shape.block / 32) : nullptr;
     if (!AnySelected(shape, selected)) continue;
     const uint8_t* const head = blocks.blocks[i] + blocks.head_offset;
-    Cursor cursor = MakeCursor(blocks, i, HeadBytes(shape));
+    Cursor cursor = MakeCursor(shape, blocks, i);
     if (shape.value_in_key) {
       BlockLatentScores<kBf16>(shape, head, q_runs, selected, scores, cursor);
       Softmax(shape, selected, scores, state);
@@ -448,6 +485,20 @@ inline void Attend(const HeadShape& shape, const float* q, const HeadBlocks& blo
   } else {
     SimdAttend<false>(shape, q, blocks, scratch, state);
   }
+}
+
+inline void Read(const uint8_t* from, int64_t bytes, int64_t prefetch_bytes) {
+  const int64_t ahead = prefetch_bytes == kOwnPrefetch ? 2048 : prefetch_bytes;
+  Vec a = Zero(), b = Zero();
+  const auto floats = [](const uint8_t* at) { return Load(reinterpret_cast<const float*>(at)); };
+  for (int64_t i = 0; i < bytes; i += 256, from += 256) {
+    for (int line = 0; line < 256; line += 64) Prefetch(from + ahead + line);
+    a = Max(Max(a, floats(from)), floats(from + 64));
+    b = Max(Max(b, floats(from + 128)), floats(from + 192));
+  }
+  // Or the compiler may see that nobody needs it.
+  const float sum = ReduceMax(Max(a, b));
+  asm volatile("" ::"m"(sum));
 }
 
 inline bool SupportsAll(const HeadShape&) { return true; }

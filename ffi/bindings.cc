@@ -2,6 +2,7 @@
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 
 #include <algorithm>
@@ -18,6 +19,7 @@
 #include "clock.h"
 #include "dispatch.h"
 #include "handlers.h"
+#include "measure.h"
 #include "pool.h"
 #include "step_queue.h"
 #include "workers.h"
@@ -31,6 +33,7 @@ constexpr int64_t kCloseNs = 30'000'000'000;  // How long close() waits for what
 constexpr double kMaxTimeoutS = 1e6;          // Keeps the deadline inside 64 bits.
 
 using Int32Vector = nb::ndarray<const int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Int32Matrix = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 template <int kColumns>
 using Int32Table =
     nb::ndarray<const int32_t, nb::shape<-1, kColumns>, nb::c_contig, nb::device::cpu>;
@@ -187,6 +190,53 @@ std::string PyIsaOf(int num_q_heads, int num_kv_heads, int key_dim, int value_di
   return KernelFor(HeadOf(shape)).name;
 }
 
+const Kernel& ReadIsa(const std::string& name) {
+  const Kernel* const kernel = FindKernel(name);
+  if (!kernel) throw std::invalid_argument("isa: \"" + name + "\" is not among those of isas()");
+  return *kernel;
+}
+
+using Times = std::pair<int64_t, int64_t>;
+
+Times PyMeasureAttention(const PoolHandle& pool, int layer, const Int32Matrix& table,
+                         int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
+                         bool value_in_key, int block, const std::string& storage,
+                         const std::string& isa, int64_t prefetch_bytes) {
+  const AttentionShape shape = MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim,
+                                         value_in_key, block, storage);
+  const std::shared_ptr<Pool> held = pool.pool();
+  if (shape.block_bytes() != held->block_bytes() || layer < 0 || layer >= held->num_layers()) {
+    throw std::invalid_argument("pool: has no such layer, or blocks of another size");
+  }
+  const auto rows = static_cast<int>(table.shape(0));
+  const auto blocks = static_cast<int32_t>(table.shape(1));
+  for (int64_t i = 0; i < int64_t{rows} * blocks; ++i) {
+    if (table.data()[i] < 0 || table.data()[i] >= held->committed()) {
+      throw std::invalid_argument("table: names a slot that is not committed");
+    }
+  }
+  std::vector<int32_t> row_ptr;
+  for (int row = 0; row <= rows; ++row) row_ptr.push_back(row * blocks);
+  const Kernel& kernel = ReadIsa(isa);
+  const nb::gil_scoped_release release;
+  const Measured times = MeasureAttention(shape, held, layer, rows, row_ptr.data(), table.data(),
+                                          kernel, prefetch_bytes);
+  return {times.wall_ns, times.cpu_ns};
+}
+
+Times PyMeasureRead(const PoolHandle& pool, int layer, int num_slots, const std::string& isa,
+                    int64_t prefetch_bytes) {
+  const std::shared_ptr<Pool> held = pool.pool();
+  if (layer < 0 || layer >= held->num_layers() || num_slots < 0 ||
+      num_slots > held->committed()) {
+    throw std::invalid_argument("pool: has no such layer or slots");
+  }
+  const Kernel& kernel = ReadIsa(isa);
+  const nb::gil_scoped_release release;
+  const Measured times = MeasureRead(*held, layer, num_slots, kernel, prefetch_bytes);
+  return {times.wall_ns, times.cpu_ns};
+}
+
 nb::list PyIsas() {
   nb::list names;
   for (const Kernel* kernel : AvailableKernels()) names.append(kernel->name);
@@ -273,6 +323,12 @@ NB_MODULE(_ffi, m) {
   m.def("amx_refusal", &AmxRefusal);
   m.def("isa_of", &PyIsaOf, nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("key_dim"),
         nb::arg("value_dim"), nb::arg("value_in_key"), nb::arg("block"), nb::arg("storage"));
+  m.def("measure_attention", &PyMeasureAttention, nb::arg("pool"), nb::arg("layer"),
+        nb::arg("table"), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("key_dim"),
+        nb::arg("value_dim"), nb::arg("value_in_key"), nb::arg("block"), nb::arg("storage"),
+        nb::arg("isa"), nb::arg("prefetch_bytes") = kOwnPrefetch);
+  m.def("measure_read", &PyMeasureRead, nb::arg("pool"), nb::arg("layer"), nb::arg("num_slots"),
+        nb::arg("isa"), nb::arg("prefetch_bytes") = kOwnPrefetch);
   m.def(
       "time_copy",
       [](int64_t num_bytes) {

@@ -36,7 +36,7 @@ struct Path {
 #if defined(__x86_64__)
 
 // 0, or what the system answered.
-[[maybe_unused]] long AskForAmx() {
+long AskForAmx() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
   return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : -1;
@@ -58,7 +58,9 @@ std::vector<Path> AllPaths() {
   const bool avx512 = HasAvx512();
   return {{&kPortableKernel, true},
           {&kAvx2Kernel, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
-          {&kAvx512Kernel, avx512}};
+          {&kAvx512Kernel, avx512},
+          {&kAvx512Bf16Kernel, avx512 && __builtin_cpu_supports("avx512bf16")},
+          {&kAmxKernel, avx512 && HasAmx() && AskForAmx() == 0}};
 }
 
 #else
@@ -133,7 +135,7 @@ const Kernel* ChooseByTiming(const HeadShape& shape) {
   }
   const std::vector<float> q(int64_t{shape.group} * shape.key_dim, 0.01f);
   std::vector<float> o(int64_t{shape.group} * shape.value_dim), max(shape.group), sum(shape.group);
-  const HeadBlocks run{blocks.data(), static_cast<int>(num_blocks), 0, nullptr, kPrefetchBytes};
+  const HeadBlocks run{blocks.data(), static_cast<int>(num_blocks), 0, nullptr, kOwnPrefetch};
   const Kernel* best = nullptr;
   double best_ns = 0.0;
   for (const Kernel* kernel : candidates) {
@@ -197,6 +199,13 @@ void ForceIsa(const std::string& name) {
   const std::lock_guard<std::mutex> lock(choices.mutex);
   choices.forced = forced;
   choices.by_shape.clear();
+}
+
+const Kernel* FindKernel(const std::string& name) {
+  for (const Kernel* kernel : AvailableKernels()) {
+    if (name == kernel->name) return kernel;
+  }
+  return nullptr;
 }
 
 const Kernel& Resolve(const Kernel& isa, const HeadShape& shape) {

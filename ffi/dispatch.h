@@ -19,6 +19,9 @@ std::string AmxRefusal();
 // jobs. Throws std::invalid_argument for an unknown name, std::runtime_error if it is not available.
 void ForceIsa(const std::string& name);
 
+// The available kernel of that name; null if there is none.
+const Kernel* FindKernel(const std::string& name);
+
 // `isa`, or the kernel that takes the shapes that it does not support.
 const Kernel& Resolve(const Kernel& isa, const HeadShape& shape);
 

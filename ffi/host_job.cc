@@ -21,10 +21,12 @@ std::unique_ptr<float[]> Floats(int64_t count) {
 }  // namespace
 
 HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int layer, int num_rows,
-                 const int32_t* row_ptr, const int32_t* table, int max_parts)
+                 const int32_t* row_ptr, const int32_t* table, int max_parts,
+                 const KernelChoice& choice)
     : shape_(shape),
       head_shape_(HeadOf(shape)),
-      kernel_(KernelFor(head_shape_)),
+      kernel_(choice.kernel ? *choice.kernel : KernelFor(head_shape_)),
+      prefetch_bytes_(choice.prefetch_bytes),
       pool_(std::move(pool)),
       num_rows_(num_rows) {
   row_ptr_.reserve(num_rows + 1);
@@ -96,7 +98,7 @@ void HostJob::RunPart(int part) {
     const SoftmaxState state = State(part, slot);
     ClearState(shape_, state);
     const HeadBlocks blocks{blocks_.data() + segment.first, static_cast<int>(count),
-                            segment.head * shape_.head_bytes(), nullptr, kPrefetchBytes};
+                            segment.head * shape_.head_bytes(), nullptr, prefetch_bytes_};
     kernel_.attend(head_shape_, q_.get() + q_head * shape_.key_dim, blocks, scratch, state);
     if (segment.whole) {
       WriteHead(HeadIndex(segment), state);

@@ -12,6 +12,12 @@
 
 namespace wscope {
 
+// Null: the one that was found best for the shape.
+struct KernelChoice {
+  const Kernel* kernel = nullptr;
+  int64_t prefetch_bytes = kOwnPrefetch;
+};
+
 // The list of (row, kv head, block) is cut into `num_parts` equal ranges. A part writes the heads
 // that it has whole straight to the result; what begins or ends inside a head is kept as a running
 // state, at most two a part, and merged in the order of the parts. So the result depends on the
@@ -24,7 +30,7 @@ class HostJob {
   HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int layer, int num_rows,
           const int32_t* row_ptr,  // [num_rows + 1]
           const int32_t* table,    // indexed by row_ptr
-          int max_parts);
+          int max_parts, const KernelChoice& choice = {});
 
   // Number of parts to run: 0 if no row has a block, else at most max_parts.
   int num_parts() const { return num_parts_; }
@@ -65,6 +71,7 @@ class HostJob {
   const AttentionShape shape_;
   const HeadShape head_shape_;
   const Kernel& kernel_;
+  const int64_t prefetch_bytes_;
   const std::shared_ptr<Pool> pool_;
   const int num_rows_;
   int num_parts_ = 0;

@@ -26,7 +26,7 @@ struct HeadShape {
 constexpr int kLanes = 16;
 constexpr int kEntryTile = 32;   // Entries of a value tile.
 constexpr int kPanelDims = 64;   // Dims of a value panel.
-constexpr int64_t kPrefetchBytes = 4096;  // How far ahead a kernel reads unless told otherwise.
+constexpr int64_t kOwnPrefetch = -1;  // As far ahead as the kernel finds best.
 
 // The blocks to attend to. Kernels read the head of block i at blocks[i] + head_offset.
 struct HeadBlocks {
@@ -36,7 +36,7 @@ struct HeadBlocks {
   // Null for all, else a bit per entry, [num_blocks, D / 32]: entries that count. What the others
   // hold must be finite.
   const uint32_t* selected;
-  // How far ahead of the loads the kernel prefetches; 0 = no further than the loads themselves.
+  // How far ahead of the loads the kernel prefetches, kOwnPrefetch or in bytes.
   int64_t prefetch_bytes;
 };
 
@@ -59,6 +59,8 @@ struct Kernel {
   // Adds the entries to `state`. `scratch` is 64-byte aligned.
   void (*attend)(const HeadShape& shape, const float* q /* [R, K] */, const HeadBlocks& blocks,
                  void* scratch, const SoftmaxState& state);
+  // Reads whole lines of 256 bytes and does nothing with them: the ceiling of `attend`.
+  void (*read)(const uint8_t* from, int64_t bytes, int64_t prefetch_bytes);
 };
 
 extern const Kernel kPortableKernel;

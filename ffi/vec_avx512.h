@@ -24,7 +24,12 @@ inline Vec Select(uint32_t bits, Vec a, Vec b) {
 }
 inline float ReduceAdd(Vec x) { return _mm512_reduce_add_ps(x); }
 inline float ReduceMax(Vec x) { return _mm512_reduce_max_ps(x); }
-inline void Prefetch(const uint8_t* at) { _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0); }
+#ifndef WSCOPE_HINT
+#define WSCOPE_HINT _MM_HINT_T0
+#endif
+inline void Prefetch(const uint8_t* at) {
+  _mm_prefetch(reinterpret_cast<const char*>(at), WSCOPE_HINT);
+}
 
 // A row of bfloat16: the first of each pair is the low half of its 32 bits.
 inline Vec LowHalves(__m512i row) { return _mm512_castsi512_ps(_mm512_slli_epi32(row, 16)); }
@@ -46,12 +51,18 @@ inline Vec LoadHalves(const uint8_t* from) {
   return LowHalves(_mm512_cvtepu16_epi32(halves));
 }
 
+// x = n + r, n whole and r in [-1/2, 1/2]; far below zero x is cut where 2^x is 0.
+inline Vec Split(Vec x, Vec* n) {
+  x = _mm512_max_ps(x, Set1(-200.0f));
+  *n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  return _mm512_sub_ps(x, *n);
+}
+
 // 2^x for x <= 0, exactly 0 below -150; relative error 1e-7: the minimax polynomial of degree 6 on
 // [-1/2, 1/2] is good to 2e-9, the rest is rounding.
 inline Vec Exp2(Vec x) {
-  x = _mm512_max_ps(x, Set1(-200.0f));
-  const Vec n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  const Vec r = _mm512_sub_ps(x, n);
+  Vec n;
+  const Vec r = Split(x, &n);
   Vec y = Set1(0.00015345812f);
   y = Fma(y, r, Set1(0.00133999312f));
   y = Fma(y, r, Set1(0.00961848896f));
@@ -59,5 +70,16 @@ inline Vec Exp2(Vec x) {
   y = Fma(y, r, Set1(0.240226469f));
   y = Fma(y, r, Set1(0.693147206f));
   y = Fma(y, r, Set1(1.0f));
+  return _mm512_scalef_ps(y, n);
+}
+
+// The same to 7.5e-5 (degree 3), for weights that are rounded to bfloat16 (4e-3) anyway.
+inline Vec RoughExp2(Vec x) {
+  Vec n;
+  const Vec r = Split(x, &n);
+  Vec y = Set1(0.0551716691f);
+  y = Fma(y, r, Set1(0.242611122f));
+  y = Fma(y, r, Set1(0.693260985f));
+  y = Fma(y, r, Set1(0.999928074f));
   return _mm512_scalef_ps(y, n);
 }

@@ -19,6 +19,9 @@ if importlib.util.find_spec("beartype") is not None:
 
     # Pytrees (views) hold tracers, shapes or nothing at all while JAX maps over them: not checked.
     install_import_hook(
-        [f"wscope_jax.{name}" for name in ("ops", "partial", "sampling", "experts", "attention", "models")],
+        [
+            f"wscope_jax.{name}"
+            for name in ("ops", "partial", "sampling", "experts", "attention", "models")
+        ],
         "beartype.beartype",
     )

@@ -17,7 +17,10 @@ LAYOUTS = {
 
 def _entries(layout: EntryLayout, num: int, dtype: type) -> Entries:
     draw = np.random.default_rng(1)
-    shapes = [(num, layout.num_kv_heads, layout.key_dim), (num, layout.num_kv_heads, layout.value_dim)]
+    shapes = [
+        (num, layout.num_kv_heads, layout.key_dim),
+        (num, layout.num_kv_heads, layout.value_dim),
+    ]
     key, value = (draw.standard_normal(shape).astype(dtype) for shape in shapes)
     return Entries(key, None if layout.value_in_key else value)
 

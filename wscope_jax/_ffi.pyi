@@ -231,6 +231,53 @@ def isa_of(
         ValueError: a number makes no sense.
     """
 
+def measure_attention(
+    pool: Pool,
+    layer: int,
+    table: _Int32s,
+    num_q_heads: int,
+    num_kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    value_in_key: bool,
+    block: int,
+    storage: str,
+    isa: str,
+    prefetch_bytes: int = -1,
+) -> tuple[int, int]:
+    """Runs one host job on the real workers with the kernel of `isa`, for benchmarks.
+
+    Args:
+        pool: memory of the blocks.
+        layer: layer of it.
+        table: int32 [rows, blocks], slots of each row.
+        num_q_heads: see `time_attention`, as the arguments that follow.
+        num_kv_heads: kv heads.
+        key_dim: numbers in a key.
+        value_dim: numbers in a value.
+        value_in_key: the value is in the key.
+        block: entries in a block.
+        storage: "float32" or "bfloat16".
+        isa: one of `isas`.
+        prefetch_bytes: how far ahead of its loads the kernel prefetches; -1 = as it finds best.
+
+    Returns:
+        Nanoseconds from the first worker's start to the last one's end, and CPU nanoseconds of the
+        worker that took most.
+
+    Raises:
+        ValueError: an argument makes no sense.
+        RuntimeError: there are no workers.
+    """
+
+def measure_read(
+    pool: Pool, layer: int, num_slots: int, isa: str, prefetch_bytes: int = -1
+) -> tuple[int, int]:
+    """Reads slots [0, num_slots) on the real workers and does nothing with them: the ceiling.
+
+    Returns and raises as `measure_attention`.
+    """
+
 def time_attention(
     num_q_heads: int,
     num_kv_heads: int,

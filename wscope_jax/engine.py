@@ -2,7 +2,6 @@
 
 import dataclasses
 import logging
-import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax import _ffi, cores, forks, machine, policies
+from wscope_jax import calibration, cores, forks, machine, policies
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.compiled import Programs
 from wscope_jax.dispatcher import start_workers
@@ -24,15 +23,12 @@ from wscope_jax.models import registry
 from wscope_jax.policies import Policy, Resident, WriteScope
 from wscope_jax.programs import ModelPrograms
 from wscope_jax.progress import SILENT, Progress
-from wscope_jax.roofline import Roofline
 from wscope_jax.sampling import Sampling, row_operands
+from wscope_jax.token_ids import Prompt, id_array, prompt_ids
 from wscope_jax.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
-CALIBRATION_BYTES = 8 << 20  # per size: beyond the second-level cache, a few milliseconds
-
-Prompt = str | Sequence[int]
 Float32s = npt.NDArray[np.float32]
 
 
@@ -89,7 +85,15 @@ class Engine:
             and self.policy.share is None
             and self.policy.roofline is None
         ):
-            self.policy = dataclasses.replace(self.policy, roofline=self._calibrate())
+            self.policy = dataclasses.replace(
+                self.policy,
+                roofline=calibration.measure(
+                    model.streams[0][0].layout,
+                    num_q_heads=model.config.num_q_heads,
+                    window=window,
+                    dtype=self.dtype,
+                ),
+            )
 
     @classmethod
     def from_pretrained(
@@ -166,9 +170,7 @@ class Engine:
             CapacityError: the host regions cannot hold `max_model_len` tokens of each row.
         """
         self._check_open()
-        ids = [self._ids(i, prompt) for i, prompt in enumerate(prompts)]
-        if not ids:
-            raise UsageError("prompts: expected at least one prompt, got none")
+        ids = prompt_ids(prompts, self.model.vocab_size, self.tokenizer)
         settings = sampling or Sampling()
         samplings = [settings] * len(ids) if isinstance(settings, Sampling) else list(settings)
         if len(samplings) != len(ids):
@@ -231,7 +233,7 @@ class Engine:
             Float32 [T - P + 1, vocabulary], or [B, T - P + 1, vocabulary]: of positions P - 1 to T - 1.
         """
         self._check_open()
-        ids_BT = self._id_array(ids)
+        ids_BT = id_array(ids, self.model.vocab_size)
         batch, num_tokens = ids_BT.shape
         if not 1 <= prefill <= num_tokens:
             raise UsageError(
@@ -261,7 +263,7 @@ class Engine:
     def logits(self, ids: Any) -> Float32s:
         """Logits of every position, by the prefill path: float32 [B, T, vocabulary] of integers [B, T]."""
         self._check_open()
-        ids_BT = self._id_array(ids)
+        ids_BT = id_array(ids, self.model.vocab_size)
         batch, num_tokens = ids_BT.shape
         out = []
         for row in range(batch):
@@ -299,39 +301,6 @@ class Engine:
             programs=self._programs.programs,
         )
 
-    def _ids(self, number: int, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            if self.tokenizer is None:
-                raise UsageError(
-                    "prompt: this checkpoint has no tokenizer.json; give token ids (--tokens F.npy)"
-                )
-            ids = self.tokenizer.encode(prompt)
-        else:
-            ids = [_integer(i, at, number) for at, i in enumerate(prompt)]
-        if not ids:
-            raise UsageError(f"prompt: prompt {number} is empty; give at least one token")
-        self._check_ids(np.asarray(ids), f"prompt {number}")
-        return ids
-
-    def _id_array(self, ids: Any) -> npt.NDArray[np.int32]:
-        array = np.asarray(ids)
-        if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
-            raise UsageError(
-                f"tokens: expected integers [T] or [B, T], at least one, got {array.dtype} {list(array.shape)}"
-            )
-        self._check_ids(array, "tokens")
-        return np.atleast_2d(array).astype(np.int32)
-
-    def _check_ids(self, ids: npt.NDArray[Any], what: str) -> None:
-        vocabulary = self.model.vocab_size
-        wrong = np.flatnonzero((ids.reshape(-1) < 0) | (ids.reshape(-1) >= vocabulary))
-        if len(wrong):
-            at = int(wrong[0])
-            raise UsageError(
-                f"tokens: id {int(ids.reshape(-1)[at])} at index {at} of {what} is outside the vocabulary, "
-                f"0 to {vocabulary - 1}; was it made with another tokenizer?"
-            )
-
     def _warn_of_positions(self, max_len: int) -> None:
         limit = self.model.config.max_positions
         if limit is not None and max_len > limit:
@@ -340,39 +309,6 @@ class Engine:
                 max_len,
                 limit,
             )
-
-    def _calibrate(self) -> Roofline:
-        """Measures A, B and C_CPU with the real kernel and the real workers: the slope and the rest of two sizes."""
-        layout = self.model.streams[0][0].layout
-        itemsize = jnp.dtype(self.dtype).itemsize
-        entry_bytes = layout.entry_bytes(itemsize)
-        block_bytes = entry_bytes * self.window
-        few, many = (
-            max(1, CALIBRATION_BYTES // (8 * block_bytes)),
-            max(2, CALIBRATION_BYTES // block_bytes),
-        )
-
-        def kernel_s(num_blocks: int) -> float:
-            return 1e-9 * _ffi.time_attention(
-                self.model.config.num_q_heads,
-                layout.num_kv_heads,
-                layout.key_dim,
-                layout.value_dim,
-                layout.value_in_key,
-                self.window,
-                self.dtype,
-                num_blocks,
-            )
-
-        short, long = kernel_s(few), kernel_s(many)
-        slope = max((long - short) / ((many - few) * self.window), 1e-12)
-        copy_s = 1e-9 * _ffi.time_copy(CALIBRATION_BYTES) / CALIBRATION_BYTES * entry_bytes
-        return Roofline(
-            cpu_s_per_entry=slope,
-            link_s_per_entry=max(copy_s, 1e-12),
-            cpu_fixed_s=max(0.0, short - slope * few * self.window),
-            link_fixed_s=0.0,
-        )
 
     def _check_open(self) -> None:
         forks.check("engine")
@@ -409,14 +345,3 @@ def _num_workers(threads: int | None) -> int:
         )
         threads = available
     return cores.split(available, threads=threads).workers
-
-
-def _integer(value: Any, at: int, number: int) -> int:
-    try:
-        if isinstance(value, bool | np.bool_):
-            raise TypeError
-        return operator.index(value)
-    except TypeError:
-        raise UsageError(
-            f"tokens: {value!r:.60} at index {at} of prompt {number} is no token id; give integers"
-        ) from None

@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from wscope_jax import demo_text
+
 HELD_OUT_TOPICS: Final = (
     *("objects", "import", "calls", "raise", "typesmapping", "global", "dict", "assert"),
     *("slicings", "debugger"),
@@ -52,6 +54,11 @@ def read(directory: Path | None = None) -> Corpus:
         kept.append(text)
     modules = _unseen("\n\n".join(held_out), seen)
     return Corpus(_unseen("\n\n".join([*topics.values(), *train]), seen), modules, prose)
+
+
+def bundled() -> Corpus:
+    """The package's own prose as all three texts, to try the training out."""
+    return Corpus(*[demo_text.prose()] * len(Corpus._fields))
 
 
 def write(corpus: Corpus, directory: Path) -> None:

@@ -23,6 +23,7 @@ BALANCE_WEIGHT: Final = 0.01
 DROPOUT: Final = 0.2
 WEIGHT_DECAY: Final = 1.0  # of the matrices, per step and learning rate
 RANDOM: Final = "rbg"  # dropout's generator: the default one would take much of the time
+RATE: Final = 3e-3  # the highest
 WARM_UP: Final = 0.02  # part of the training
 LAST_RATE: Final = 0.01  # of the highest learning rate
 IN_FLIGHT: Final = 3  # steps that the device may lag behind, so that the clock tells the truth
@@ -53,7 +54,6 @@ class Plan:
         phases: one after the other; their shares add up to one.
         deadline: value of `time.monotonic` at which to end, where `steps` is None.
         steps: steps of all phases together. With it, equal seeds give equal models on equal machines.
-        rate: highest learning rate.
         seed: of the parameters, of the texts and of the dropout.
         num_processes: that draw batches.
     """
@@ -61,7 +61,6 @@ class Plan:
     phases: Sequence[Phase]
     deadline: float
     steps: int | None
-    rate: float
     seed: int
     num_processes: int
 
@@ -105,7 +104,7 @@ def train(
         end = sum(other.share for other in plan.phases[: place + 1])
         while (progress := clock.progress(step)) < end - 1e-9:
             key = jax.random.fold_in(jax.random.key(plan.seed, impl=RANDOM), step)
-            rate = jnp.float32(_rate(progress) * plan.rate)
+            rate = jnp.float32(_rate(progress) * RATE)
             state, losses = run(state, *next(batches), rate, key)
             step += 1
             flight.append(losses)

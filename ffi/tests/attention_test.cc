@@ -16,6 +16,11 @@
 #include "dispatch.h"
 
 namespace wscope {
+
+#if defined(__x86_64__)
+extern const Kernel kEmulatedAmxKernel;
+#endif
+
 namespace {
 
 // A state with memory of its own.
@@ -55,7 +60,7 @@ Head AttendSplit(const Kernel& kernel, const CaseData& data, int row, int head, 
     const int last = half == 0 ? split : int(blocks.size());
     const HeadBlocks run{blocks.data() + first, last - first, head * shape.head_bytes(),
                          selected.empty() ? nullptr : &selected[first * (shape.block / 32)],
-                         kPrefetchBytes};
+                         kOwnPrefetch};
     std::memset(scratch.get(), 0xff, scratch_bytes);  // NaN, should anything be read unwritten.
     kernel.attend(head_shape, q, run, scratch.get(), states[half].get());
   }
@@ -70,7 +75,8 @@ void TestCase(const Kernel& isa, const Case& test) {
   const CaseData data(test);
   const Expected expected = Reference(data);
   const AttentionShape& shape = test.shape;
-  const Kernel& kernel = Resolve(isa, HeadOf(shape));
+  const HeadShape head_shape = HeadOf(shape);
+  const Kernel& kernel = Resolve(isa, head_shape);
   double o_error = 0.0;
   double lse_error = 0.0;
   double rms = 0.0;
@@ -102,7 +108,8 @@ void TestCase(const Kernel& isa, const Case& test) {
 void TestSelected(const Kernel& isa, const Case& test) {
   const CaseData data(test);
   const AttentionShape& shape = test.shape;
-  const Kernel& kernel = Resolve(isa, HeadOf(shape));
+  const HeadShape head_shape = HeadOf(shape);
+  const Kernel& kernel = Resolve(isa, head_shape);
   for (int row = 0; row < data.num_rows; ++row) {
     const int num_blocks = data.row_ptr[row + 1] - data.row_ptr[row];
     if (num_blocks == 0) continue;
@@ -214,6 +221,14 @@ int main() {
       wscope::TestSelected(*isa, test);
     }
   }
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512bf16")) {
+    for (const wscope::Case& test : wscope::AllCases()) {
+      wscope::TestCase(wscope::kEmulatedAmxKernel, test);
+      wscope::TestSelected(wscope::kEmulatedAmxKernel, test);
+    }
+  }
+#endif
   wscope::TestSink();
   wscope::TestForce();
   wscope::TestEmptyMerge();

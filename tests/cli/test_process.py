@@ -39,12 +39,18 @@ def start(
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 env=environment,
+                preexec_fn=_answer_ctrl_c,
             )
             stack.enter_context(process)
             stack.callback(process.kill)
             return process
 
         yield start_one
+
+
+def _answer_ctrl_c() -> None:
+    """A suite that runs in the background of a shell was told to ignore SIGINT, and hands that on."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
@@ -91,5 +97,7 @@ def test_demo(start: Any) -> None:
     values = json.loads(out)
     assert values["matches_dense"] is True
     assert values["compiles"]["stall"] == 0
-    assert len(values["tokens"][0]) == 400
+    assert len(values["tokens"][0]) == 512
+    assert [asked["region"] for asked in values["look_ups"]] == ["window", "unpinned", "pinned"]
+    assert all(asked["right"] for asked in values["look_ups"]), values["look_ups"]
     assert all(held["tokens"] > 0 for held in values["regions"].values()), values["regions"]

@@ -69,8 +69,11 @@ class Fixed:
         found: dict[str, Any] = json.loads((self.folder / "config.json").read_text())
         return found
 
-    def score(self, *words: object) -> None:
-        judge("score", "--model", self.folder, "--tokens", self.ids, "--prefill", 5, *words)
+    def read(self) -> None:
+        """Every verb that reads a checkpoint."""
+        judge("score", "--model", self.folder, "--tokens", self.ids, "--prefill", 5)
+        judge("plan", "--model", self.folder, "--json")
+        judge("inspect", "--model", self.folder)
 
 
 @pytest.fixture
@@ -101,7 +104,7 @@ def test_config_values(fixed: Fixed, changes: dict[str, Any]) -> None:
     fixed.restore()
     text = json.dumps({**fixed.config(), **changes})
     (fixed.folder / "config.json").write_text(text)
-    fixed.score()
+    fixed.read()
 
 
 @fuzz
@@ -118,7 +121,7 @@ def test_files_with_other_bytes(fixed: Fixed, data: st.DataObject) -> None:
         new = data.draw(st.binary(max_size=4))
         raw[at : at + data.draw(st.sampled_from([0, len(new), 1, 10**9]))] = new
     file.write_bytes(raw)
-    fixed.score()
+    fixed.read()
 
 
 entries = st.fixed_dictionaries(
@@ -144,7 +147,7 @@ def test_headers(fixed: Fixed, header: dict[str, Any], size: int | None, rest: b
     prefix = struct.pack("<Q", len(raw) if size is None else size)
     file = sorted(fixed.folder.glob("*.safetensors"))[0]
     file.write_bytes(prefix + raw + rest)
-    fixed.score()
+    fixed.read()
 
 
 @fuzz
@@ -168,7 +171,7 @@ def test_headers(fixed: Fixed, header: dict[str, Any], size: int | None, rest: b
 def test_index(fixed: Fixed, index: Any) -> None:
     fixed.restore()
     (fixed.folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    fixed.score()
+    fixed.read()
 
 
 @fuzz
@@ -231,6 +234,8 @@ OPTIONS = [
     "--check-tensors",
     "--prefill",
     "--logits-out",
+    "--batch",
+    "--check",
     "-q",
     "-h",
     "--version",
@@ -256,7 +261,7 @@ WORDS = [
 
 @fuzz
 @given(
-    verb=st.sampled_from(["generate", "score", "generate", "score", "x", ""]),
+    verb=st.sampled_from(["generate", "score", "generate", "plan", "inspect", "x", ""]),
     words=st.lists(
         st.tuples(
             st.sampled_from(OPTIONS),

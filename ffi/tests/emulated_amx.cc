@@ -1,0 +1,3 @@
+// The AMX kernel on emulated tiles, as kEmulatedAmxKernel.
+#define WSCOPE_EMULATE_TILES
+#include "../attention_amx.cc"

@@ -1,0 +1,83 @@
+"""What callers give as prompts or forced texts, as token ids that the model has."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from wscope_jax.errors import UsageError
+from wscope_jax.tokenizer import Tokenizer
+
+Prompt = str | Sequence[int]
+
+
+def prompt_ids(
+    prompts: Sequence[Prompt], vocab_size: int, tokenizer: Tokenizer | None
+) -> list[list[int]]:
+    """Ids of each prompt.
+
+    Args:
+        prompts: texts, or sequences of ids.
+        vocab_size: number of ids that the model has.
+        tokenizer: for texts.
+
+    Raises:
+        UsageError: no prompt, an empty one, an id out of range, text without a tokenizer.
+    """
+    if not prompts:
+        raise UsageError("prompts: expected at least one prompt, got none")
+    return [_ids(number, prompt, vocab_size, tokenizer) for number, prompt in enumerate(prompts)]
+
+
+def id_array(ids: Any, vocab_size: int) -> npt.NDArray[np.int32]:
+    """Int32 [B, T] of integers [T] or [B, T].
+
+    Raises:
+        UsageError: another type or shape, nothing at all, an id out of range.
+    """
+    array = np.asarray(ids)
+    if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
+        raise UsageError(
+            f"tokens: expected integers [T] or [B, T], at least one, got {array.dtype} {list(array.shape)}"
+        )
+    _check(array, vocab_size, "tokens")
+    return np.atleast_2d(array).astype(np.int32)
+
+
+def _ids(number: int, prompt: Prompt, vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
+    if isinstance(prompt, str):
+        if tokenizer is None:
+            raise UsageError(
+                "prompt: this checkpoint has no tokenizer.json; give token ids (--tokens F.npy)"
+            )
+        ids = tokenizer.encode(prompt)
+    else:
+        ids = [_integer(value, at, number) for at, value in enumerate(prompt)]
+    if not ids:
+        raise UsageError(f"prompt: prompt {number} is empty; give at least one token")
+    _check(np.asarray(ids), vocab_size, f"prompt {number}")
+    return ids
+
+
+def _integer(value: Any, at: int, number: int) -> int:
+    try:
+        if isinstance(value, bool | np.bool_):
+            raise TypeError
+        return operator.index(value)
+    except TypeError:
+        raise UsageError(
+            f"tokens: {value!r:.60} at index {at} of prompt {number} is no token id; give integers"
+        ) from None
+
+
+def _check(ids: npt.NDArray[Any], vocab_size: int, what: str) -> None:
+    flat = ids.reshape(-1)
+    wrong = np.flatnonzero((flat < 0) | (flat >= vocab_size))
+    if len(wrong):
+        at = int(wrong[0])
+        raise UsageError(
+            f"tokens: id {int(flat[at])} at index {at} of {what} is outside the vocabulary, "
+            f"0 to {vocab_size - 1}; was it made with another tokenizer?"
+        )
