@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <utility>
 
@@ -12,7 +13,6 @@ namespace {
 
 constexpr float kNoScore = -std::numeric_limits<float>::infinity();
 constexpr float kLn2 = 0.693147180559945309f;
-constexpr float kLog2E = 1.44269504088896341f;
 
 }  // namespace
 
@@ -35,7 +35,8 @@ std::string CheckShape(const AttentionShape& shape) {
     return "block: is " + std::to_string(shape.block) + ", must be a multiple of " +
            std::to_string(kEntryTile);
   }
-  if (!(shape.scale > 0.0f)) return "scale: is " + std::to_string(shape.scale) + ", must be positive";
+  if (!(shape.scale > 0.0f))
+    return "scale: is " + std::to_string(shape.scale) + ", must be positive";
   if (shape.value_in_key && shape.value_dim > shape.key_dim) {
     return "value_dim: " + std::to_string(shape.value_dim) + " is more than the key_dim " +
            std::to_string(shape.key_dim) + " that the value is part of";
@@ -47,13 +48,21 @@ std::string CheckShape(const AttentionShape& shape) {
   return {};
 }
 
+void CopyToFloat(const void* from, Storage storage, int64_t count, float* to) {
+  if (storage == Storage::kFloat32) {
+    std::memcpy(to, from, count * sizeof(float));
+    return;
+  }
+  const auto* const halves = static_cast<const uint16_t*>(from);
+  for (int64_t i = 0; i < count; ++i) {
+    const uint32_t bits = static_cast<uint32_t>(halves[i]) << 16;
+    std::memcpy(to + i, &bits, sizeof(bits));
+  }
+}
+
 HeadShape HeadOf(const AttentionShape& shape) {
-  return {shape.group(),
-          shape.key_dim,
-          shape.value_dim,
-          shape.block,
-          shape.value_in_key,
-          shape.storage == Storage::kBfloat16,
+  return {shape.group(), shape.key_dim,      shape.value_dim,
+          shape.block,   shape.value_in_key, shape.storage == Storage::kBfloat16,
           shape.scale};
 }
 
@@ -77,19 +86,6 @@ void MergeState(const AttentionShape& shape, const SoftmaxState& from, const Sof
     for (int d = 0; d < shape.value_dim; ++d) {
       row_into[d] = row_into[d] * weight_into + row_from[d] * weight_from;
     }
-  }
-}
-
-void AddSink(const AttentionShape& shape, const float* sink, const SoftmaxState& state) {
-  for (int h = 0; h < shape.group(); ++h) {
-    const float logit = sink[h] * kLog2E;
-    const float max = std::max(logit, state.max[h]);
-    if (max == kNoScore) continue;
-    const float weight = std::exp2(state.max[h] - max);
-    state.max[h] = max;
-    state.sum[h] = state.sum[h] * weight + std::exp2(logit - max);
-    float* const row = state.o + static_cast<int64_t>(h) * shape.value_dim;
-    for (int d = 0; d < shape.value_dim; ++d) row[d] *= weight;
   }
 }
 

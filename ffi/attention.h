@@ -35,6 +35,9 @@ struct AttentionShape {
 // with the field's name.
 std::string CheckShape(const AttentionShape& shape);
 
+// Widens `count` numbers.
+void CopyToFloat(const void* from, Storage storage, int64_t count, float* to);
+
 // The part of the shape that a kernel sees.
 HeadShape HeadOf(const AttentionShape& shape);
 
@@ -42,9 +45,6 @@ void ClearState(const AttentionShape& shape, const SoftmaxState& state);
 
 // Adds the entries of `from` to `into`. Two empty states make an empty one.
 void MergeState(const AttentionShape& shape, const SoftmaxState& from, const SoftmaxState& into);
-
-// Adds one more logit per head that takes weight and gives nothing; `sink` [R] is not scaled.
-void AddSink(const AttentionShape& shape, const float* sink, const SoftmaxState& state);
 
 // o = softmax-weighted mean of the values, lse = natural log of the sum of exp(score); 0 and -inf
 // for no entry.

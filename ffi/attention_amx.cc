@@ -1,29 +1,27 @@
 // AMX: tiles of 16 rows of 64 bytes, products of bfloat16 pairs, sums in float32. A kilobyte of a
-// block is a tile as it lies. There is no store forwarding between tiles and vectors: what one phase
-// writes the next one reads much later.
-#include "kernel.h"
-
+// block is a tile as it lies. There is no store forwarding between tiles and vectors: what one
+// phase writes the next one reads much later.
 #include <immintrin.h>
+
+#include "kernel.h"
 
 namespace wscope {
 namespace {
 
+// Into the second-level cache: the tile loads take 16 lines at once from there, and prefetches into
+// the first level would take the fill buffers that these need.
+constexpr auto kPrefetchHint = _MM_HINT_T1;
+
 #include "vec_avx512.h"
+
+constexpr int64_t kPrefetchAhead = 8192;  // Bytes.
+
 #include "attention_simd.h"
 
 constexpr int kRows = 16;        // Of a tile.
 constexpr int64_t kTile = 1024;  // Bytes.
 constexpr int kTileDims = 32;    // Dims of a tile of queries or keys.
-#ifndef WSCOPE_LATENT_ENTRIES
-#define WSCOPE_LATENT_ENTRIES 256
-#endif
-// Of a latent block at a time: what is read twice and stays in the second-level cache meanwhile.
-constexpr int kLatentEntries = WSCOPE_LATENT_ENTRIES;
-#ifndef WSCOPE_TILE_LINES
-#define WSCOPE_TILE_LINES 16
-#endif
-constexpr int kTileLines = WSCOPE_TILE_LINES;  // Prefetched with each tile; the softmax has the rest.
-
+constexpr int kTileLines = 16;   // Prefetched with each tile of grouped heads.
 // The tests run this file on processors without AMX.
 #ifdef WSCOPE_EMULATE_TILES
 #include "tests/emulated_tiles.h"
@@ -116,11 +114,16 @@ inline void GroupedScores(const HeadShape& shape, const uint8_t* keys, const uin
 inline void ScoresOfRun(const HeadShape& shape, const uint8_t* keys, const uint16_t* q,
                         const uint32_t* selected, bool fetch, float* scores, Cursor& cursor) {
   switch (shape.key_dim / kTileDims) {
-    case 1: return GroupedScores<1>(shape, keys, q, selected, fetch, scores, cursor);
-    case 2: return GroupedScores<2>(shape, keys, q, selected, fetch, scores, cursor);
-    case 3: return GroupedScores<3>(shape, keys, q, selected, fetch, scores, cursor);
-    case 4: return GroupedScores<4>(shape, keys, q, selected, fetch, scores, cursor);
-    default: return GroupedScores<0>(shape, keys, q, selected, fetch, scores, cursor);
+    case 1:
+      return GroupedScores<1>(shape, keys, q, selected, fetch, scores, cursor);
+    case 2:
+      return GroupedScores<2>(shape, keys, q, selected, fetch, scores, cursor);
+    case 3:
+      return GroupedScores<3>(shape, keys, q, selected, fetch, scores, cursor);
+    case 4:
+      return GroupedScores<4>(shape, keys, q, selected, fetch, scores, cursor);
+    default:
+      return GroupedScores<0>(shape, keys, q, selected, fetch, scores, cursor);
   }
 }
 
@@ -128,8 +131,8 @@ inline void ScoresOfRun(const HeadShape& shape, const uint8_t* keys, const uint1
 template <int kTiles>
 inline void TileValues(const HeadShape& shape, const uint8_t* tiles, int64_t chunk_bytes,
                        const uint32_t* selected, const uint16_t* weights, int64_t weight_step,
-                       int64_t weight_stride, float* o, int64_t o_step, int64_t o_stride,
-                       int lines, Cursor& cursor) {
+                       int64_t weight_stride, float* o, int64_t o_step, int64_t o_stride, int lines,
+                       Cursor& cursor) {
   LoadTile<0>(o, o_stride);
   if constexpr (kTiles > 1) LoadTile<1>(o + o_step, o_stride);
   if constexpr (kTiles > 2) LoadTile<2>(o + 2 * o_step, o_stride);
@@ -174,10 +177,14 @@ inline void SomeTileValues(int tiles_left, const HeadShape& shape, const uint8_t
                                         weight_stride, o, o_step, o_stride, lines, cursor);
   };
   switch (tiles_left) {
-    case 1: return run(Heads<1>{});
-    case 2: return run(Heads<2>{});
-    case 3: return run(Heads<3>{});
-    default: return run(Heads<4>{});
+    case 1:
+      return run(Heads<1>{});
+    case 2:
+      return run(Heads<2>{});
+    case 3:
+      return run(Heads<3>{});
+    default:
+      return run(Heads<4>{});
   }
 }
 
@@ -193,23 +200,15 @@ inline void GroupedValues(const HeadShape& shape, const uint8_t* values, const u
 }
 
 inline void GroupedSoftmax(const HeadShape& shape, const uint32_t* selected, float* scores,
-                           uint16_t* weights, const SoftmaxState& state, Cursor& cursor) {
-  const int64_t tiles = int64_t{shape.block} / kEntryTile *
-                        (shape.key_dim + shape.value_dim) / kLanes;
-  const int calls = shape.group * (shape.block / kEntryTile);
-  const int lines = static_cast<int>(tiles * (16 - kTileLines) / calls);
+                           uint16_t* weights, const SoftmaxState& state) {
   for (int h = 0; h < shape.group; ++h) {
     uint16_t* const row = weights + int64_t{h} * shape.block;
     SoftmaxHead(
         shape, selected, shape.scale * kLog2E, scores + int64_t{h} * shape.block,
-        state.o + int64_t{h} * shape.value_dim, state.max + h,
-        state.sum + h, [](Vec x) { return RoughExp2(x); },
-        [&, row](int i, Vec w, Vec w_2) {
-          cursor.Lines(lines);
-          _mm512_storeu_si512(row + i, RoundTwo(w, w_2));
-        });
+        state.o + int64_t{h} * shape.value_dim, state.max + h, state.sum + h,
+        [](Vec x) { return RoughExp2(x); },
+        [row](int i, Vec w, Vec w_2) { _mm512_storeu_si512(row + i, RoundTwo(w, w_2)); });
   }
-  cursor.Wrap();
 }
 
 inline void GroupedAttend(const HeadShape& shape, const float* q, const HeadBlocks& blocks,
@@ -231,7 +230,7 @@ inline void GroupedAttend(const HeadShape& shape, const float* q, const HeadBloc
       ScoresOfRun(shape, keys, scratch.q + h * shape.key_dim, selected, first == 0,
                   scratch.scores + h * shape.block, cursor);
     }
-    GroupedSoftmax(shape, selected, scratch.scores, scratch.weights, state, cursor);
+    GroupedSoftmax(shape, selected, scratch.scores, scratch.weights, state);
     for (int first = 0; first < shape.group; first += run) {
       if (first > 0 && first + run > shape.group) Configure(shape.group - first);
       GroupedValues(shape, values, selected, scratch.weights + int64_t{first} * shape.block,
@@ -245,8 +244,8 @@ inline void GroupedAttend(const HeadShape& shape, const float* q, const HeadBloc
 // ---------------------------------------------------------------- latent
 // A row of a block holds 16 dims of two entries, and serves twice. Scores: A = the row's tile
 // [16 entry pairs][16 dims x 2], B = queries with zeros, (q, 0) for the even entries and (0, q) for
-// the odd ones, so C = [16 entry pairs][16 heads]. Values: A = weights [16 heads][32 entries], B = the
-// tile, C = o. Heads in runs of 16, the last filled up with zero queries.
+// the odd ones, so C = [16 entry pairs][16 heads]. Values: A = weights [16 heads][32 entries], B =
+// the tile, C = o. Heads in runs of 16, the last filled up with zero queries.
 
 struct LatentScratch {
   uint16_t* q;        // [runs][K / 16][even, odd][16 dims][16 heads][2]
@@ -383,9 +382,9 @@ inline void LatentSoftmax(const HeadShape& shape, const uint32_t* selected, floa
       max = Max(max, x);
     }
   }
-  const __m512i interleave = _mm512_set_epi16(
-      31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
-      3, 18, 2, 17, 1, 16, 0);
+  const __m512i interleave =
+      _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                       21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
   Vec sum = Zero();
   for (int chunk = 0; chunk < chunks; ++chunk) {
     const float* const even = scores + chunk * 512;
@@ -454,22 +453,14 @@ inline void LatentAttend(const HeadShape& shape, const float* q, const HeadBlock
     if (!AnySelected(shape, selected)) continue;
     const uint8_t* const block = blocks.blocks[i] + blocks.head_offset;
     Cursor cursor = MakeCursor(shape, blocks, i);
-    for (int entry = 0; entry < shape.block; entry += kLatentEntries) {
-      // Consecutive chunks are a smaller block.
-      HeadShape part = shape;
-      part.block = shape.block - entry < kLatentEntries ? shape.block - entry : kLatentEntries;
-      const uint32_t* const selected_part = selected ? selected + entry / 32 : nullptr;
-      if (!AnySelected(part, selected_part)) continue;
-      const uint8_t* const at = block + int64_t{entry} * shape.key_dim * 2;
-      for (int run = 0; run < runs; ++run) {
-        const int first = run * kRows;
-        const int heads = shape.group - first < kRows ? shape.group - first : kRows;
-        Vec max = LoadPart(state.max + first, heads);
-        Vec sum = LoadPart(state.sum + first, heads);
-        LatentBlock(part, at, selected_part, scratch, run, lines, &max, &sum, cursor);
-        StorePart(state.max + first, max, heads);
-        StorePart(state.sum + first, sum, heads);
-      }
+    for (int run = 0; run < runs; ++run) {
+      const int first = run * kRows;
+      const int heads = shape.group - first < kRows ? shape.group - first : kRows;
+      Vec max = LoadPart(state.max + first, heads);
+      Vec sum = LoadPart(state.sum + first, heads);
+      LatentBlock(shape, block, selected, scratch, run, lines, &max, &sum, cursor);
+      StorePart(state.max + first, max, heads);
+      StorePart(state.sum + first, sum, heads);
     }
   }
   Release();
@@ -505,6 +496,6 @@ const Kernel kEmulatedAmxKernel = {
 #else
 const Kernel kAmxKernel = {
 #endif
-    "amx", false, &kAvx512Kernel, &Supports, &ScratchBytes, &TileAttend, &Read};
+    "amx", false, 1.1, &kAvx512Kernel, &Supports, &ScratchBytes, &TileAttend, &Read};
 
 }  // namespace wscope

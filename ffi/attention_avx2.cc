@@ -1,7 +1,7 @@
 // AVX2 and FMA: the vectors of 16 are pairs of registers.
-#include "kernel.h"
-
 #include <immintrin.h>
+
+#include "kernel.h"
 
 namespace wscope {
 namespace {
@@ -10,6 +10,7 @@ struct Vec {
   __m256 low, high;
 };
 
+constexpr int64_t kPrefetchAhead = 16384;  // Bytes.
 constexpr int kMaxHeads = 4;
 constexpr int kLatentHeads = 2;
 constexpr int kValueTiles = 1;
@@ -125,6 +126,7 @@ inline Vec Exp2(Vec x) { return {Exp2Eight(x.low), Exp2Eight(x.high)}; }
 
 }  // namespace
 
-const Kernel kAvx2Kernel = {"avx2", true, nullptr, &SupportsAll, &SimdScratchBytes, &Attend, &Read};
+const Kernel kAvx2Kernel = {"avx2",  true, 1.0, nullptr, &SupportsAll, &SimdScratchBytes,
+                            &Attend, &Read};
 
 }  // namespace wscope

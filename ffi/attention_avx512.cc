@@ -1,16 +1,22 @@
 // AVX-512: products in float32, bfloat16 widened by a shift and a mask.
-#include "kernel.h"
-
 #include <immintrin.h>
+
+#include "kernel.h"
 
 namespace wscope {
 namespace {
 
+constexpr auto kPrefetchHint = _MM_HINT_T0;
+
 #include "vec_avx512.h"
+
+constexpr int64_t kPrefetchAhead = 16384;  // Bytes.
+
 #include "attention_simd.h"
 
 }  // namespace
 
-const Kernel kAvx512Kernel = {"avx512", true, nullptr, &SupportsAll, &SimdScratchBytes, &Attend, &Read};
+const Kernel kAvx512Kernel = {"avx512",          true,    1.0,  nullptr, &SupportsAll,
+                              &SimdScratchBytes, &Attend, &Read};
 
 }  // namespace wscope

@@ -1,14 +1,19 @@
-// AVX-512 with products of bfloat16 pairs (vdpbf16ps). Twice the products of float32 an instruction,
-// but weights and queries are rounded to bfloat16; pays only where the instruction runs at full rate
-// (AMD Zen; on Intel it has half of it).
-#include "kernel.h"
-
+// AVX-512 with products of bfloat16 pairs (vdpbf16ps). Twice the products of float32 an
+// instruction, but weights and queries are rounded to bfloat16; pays only where the instruction
+// runs at full rate (AMD Zen; on Intel it has half of it).
 #include <immintrin.h>
+
+#include "kernel.h"
 
 namespace wscope {
 namespace {
 
+constexpr auto kPrefetchHint = _MM_HINT_T0;
+
 #include "vec_avx512.h"
+
+constexpr int64_t kPrefetchAhead = 16384;  // Bytes.
+
 #include "attention_simd.h"
 
 constexpr int kPairHeads = 4;  // At once, of a latent block's scores.
@@ -59,8 +64,8 @@ inline void ArrangeLatentPairs(const HeadShape& shape, const float* q, uint32_t*
 
 // Scores of two groups of 16 entries.
 template <int kHeads, bool kFetch>
-inline void KeyPairScores(const uint8_t* keys, const uint32_t* q, int key_dim,
-                          float* scores, int64_t stride, Cursor& cursor) {
+inline void KeyPairScores(const uint8_t* keys, const uint32_t* q, int key_dim, float* scores,
+                          int64_t stride, Cursor& cursor) {
   const uint8_t* a = keys;
   const uint8_t* b = keys + int64_t{kLanes} * key_dim * 2;
   Vec sum_a[kHeads], sum_b[kHeads];
@@ -101,8 +106,8 @@ template <int kHeads, bool kFetch>
 inline void LatentPairScores(const uint8_t* chunk, const uint32_t* q, int key_dim, int lines,
                              float* scores, int64_t stride, Cursor& cursor) {
   constexpr int kRows = 4;
-  const __m512i swap = _mm512_broadcast_i32x4(
-      _mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
+  const __m512i swap =
+      _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
   for (int row = 0; row < kEntryTile / 2; row += kRows) {
     Vec sums[kHeads][kRows];
 #pragma GCC unroll 4
@@ -257,7 +262,8 @@ inline void PairSoftmax(const HeadShape& shape, const uint32_t* selected, float*
     uint16_t* const row = weights + int64_t{h} * shape.block;
     SoftmaxHead(
         shape, selected, shape.scale * kLog2E, scores + int64_t{h} * shape.block,
-        state.o + int64_t{h} * shape.value_dim, state.max + h, state.sum + h, [](Vec x) { return RoughExp2(x); },
+        state.o + int64_t{h} * shape.value_dim, state.max + h, state.sum + h,
+        [](Vec x) { return RoughExp2(x); },
         [row](int i, Vec w, Vec w_2) {
           _mm512_storeu_si512(row + i, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(w_2, w)));
         });
@@ -278,8 +284,8 @@ inline int64_t ScratchBytes(const HeadShape& shape) {
 inline void PairAttend(const HeadShape& shape, const float* q, const HeadBlocks& blocks,
                        void* scratch, const SoftmaxState& state) {
   auto* const q_pairs = static_cast<uint32_t*>(scratch);
-  auto* const scores = static_cast<float*>(scratch) +
-                       RoundUp(int64_t{shape.group} * shape.key_dim, kLanes);
+  auto* const scores =
+      static_cast<float*>(scratch) + RoundUp(int64_t{shape.group} * shape.key_dim, kLanes);
   auto* const weights = reinterpret_cast<uint16_t*>(scores + int64_t{shape.group} * shape.block);
   if (shape.value_in_key) {
     ArrangeLatentPairs(shape, q, q_pairs);
@@ -305,7 +311,7 @@ inline void PairAttend(const HeadShape& shape, const float* q, const HeadBlocks&
 
 }  // namespace
 
-const Kernel kAvx512Bf16Kernel = {"avx512_bf16", false,         &kAvx512Kernel,
-                                  &Supports,     &ScratchBytes, &PairAttend,   &Read};
+const Kernel kAvx512Bf16Kernel = {"avx512_bf16", false,         0.85,        &kAvx512Kernel,
+                                  &Supports,     &ScratchBytes, &PairAttend, &Read};
 
 }  // namespace wscope

@@ -2,6 +2,7 @@
 // namespace of a file of one instruction set, which has defined
 //   Vec, Zero, Set1, Load, Store, LoadPart, StorePart, Add, Mul, Fma, Max, ReduceAdd, ReduceMax,
 //   Exp2, Even, Odd, EvenPart, OddPart, LoadHalves, Select, Prefetch,
+//   kPrefetchAhead (bytes, of grouped heads; measured: docs/kernel.md),
 //   kMaxHeads (at once), kLatentHeads, kValueTiles (at kMaxHeads; twice as many for fewer heads)
 
 // Runs through the head's bytes in their order, ahead of the loads, and on into the next block.
@@ -22,7 +23,6 @@ struct Cursor {
   }
 };
 
-constexpr int64_t kPrefetchAhead = 16384;  // Bytes; measured, see docs/kernel.md.
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kNoScore = -__builtin_inff();
 
@@ -103,7 +103,8 @@ inline void KeyScores(const uint8_t* keys, const float* q, int key_dim, float* s
   }
 }
 
-// Scores of the 32 entries of a latent tile for kHeads heads. q: [tiles][kHeads][16], zeros behind K.
+// Scores of the 32 entries of a latent tile for kHeads heads. q: [tiles][kHeads][16], zeros behind
+// K.
 template <bool kBf16, int kHeads, bool kFetch>
 inline void LatentScores(const uint8_t* chunk, const float* q, int key_dim, int value_dim,
                          float* scores, int64_t stride, Cursor& cursor) {
@@ -168,15 +169,15 @@ inline void LatentScores(const uint8_t* chunk, const float* q, int key_dim, int 
   }
 }
 
-// o[h][dims of kTiles tiles] += weights[h] * values, over the 32 entries of a chunk. `dims` is 16
-// kTiles, or less than 16 where kPart.
+// o[h][dims of kTiles tiles] += weights[h] * values, over the 32 entries of a chunk. Where kPart,
+// it is one tile of `width` dims, of which the first `dims` are values.
 template <bool kBf16, int kHeads, int kTiles, bool kPart, int kLines>
-inline void AddValues(const uint8_t* tile, int dims, const float* weights, int64_t stride, float* o,
-                      int64_t o_stride, Cursor& cursor) {
+inline void AddValues(const uint8_t* tile, int width, int dims, const float* weights,
+                      int64_t stride, float* o, int64_t o_stride, Cursor& cursor) {
   constexpr int kItem = kBf16 ? 2 : 4;
   constexpr int kPair = kBf16 ? 2 : 1;
   constexpr int64_t kTileBytes = int64_t{kEntryTile} * kLanes * kItem;
-  const int64_t row_bytes = kPart ? int64_t{dims} * kItem * kPair : kLanes * kItem * kPair;
+  const int64_t row_bytes = int64_t{kPart ? width : kLanes} * kItem * kPair;
   Vec sums[kHeads][kTiles];
 #pragma GCC unroll 8
   for (int h = 0; h < kHeads; ++h) {
@@ -224,11 +225,12 @@ inline void AddValues(const uint8_t* tile, int dims, const float* weights, int64
   }
 }
 
-// Turns one head's scores into weights 2^(scale * score - max) and brings its state to the new max. put(i,
-// w, w_2) takes the weights of 32 entries from i on.
+// Turns one head's scores into weights 2^(scale * score - max) and brings its state to the new max.
+// put(i, w, w_2) takes the weights of 32 entries from i on.
 template <typename Exp, typename Put>
-inline void SoftmaxHead(const HeadShape& shape, const uint32_t* selected, float scale, float* scores,
-                        float* o, float* state_max, float* state_sum, Exp exp2, Put put) {
+inline void SoftmaxHead(const HeadShape& shape, const uint32_t* selected, float scale,
+                        float* scores, float* o, float* state_max, float* state_sum, Exp exp2,
+                        Put put) {
   if (selected) {
     for (int i = 0; i < shape.block; i += kLanes) {
       const uint32_t bits = selected[i / 32] >> (i % 32);
@@ -276,8 +278,8 @@ inline void Softmax(const HeadShape& shape, const uint32_t* selected, float* sco
   for (int h = 0; h < shape.group; ++h) {
     float* const row = scores + int64_t{h} * shape.block;
     SoftmaxHead(
-        shape, selected, shape.scale * kLog2E, row, state.o + int64_t{h} * shape.value_dim, state.max + h, state.sum + h,
-        [](Vec x) { return Exp2(x); },
+        shape, selected, shape.scale * kLog2E, row, state.o + int64_t{h} * shape.value_dim,
+        state.max + h, state.sum + h, [](Vec x) { return Exp2(x); },
         [row](int i, Vec w, Vec w_2) {
           Store(row + i, w);
           Store(row + i + kLanes, w_2);
@@ -382,15 +384,16 @@ inline void BlockLatentScores(const HeadShape& shape, const uint8_t* tiles, cons
   }
 }
 
-// Adds the values of one chunk of 32 entries in up to 64 dims. kVisits: 2 if the scores read them too.
+// Adds the values of one chunk of 32 entries in up to 64 dims, of `stored` from there on. kVisits:
+// 2 if the scores read them too.
 template <bool kBf16, int kVisits>
-inline void ChunkValues(const HeadShape& shape, const uint8_t* tiles, int dims,
+inline void ChunkValues(const HeadShape& shape, const uint8_t* tiles, int stored, int dims,
                         const float* weights, float* o, Cursor& cursor) {
   constexpr int64_t kTileBytes = int64_t{kEntryTile} * kLanes * (kBf16 ? 2 : 4);
   ForHeads<kMaxHeads>(shape.group, [&](auto heads, int first) {
     constexpr int kHeads = decltype(heads)::kValue;
-    constexpr int kTiles = kHeads * kValueTiles <= kMaxHeads * kValueTiles / 2 ? 2 * kValueTiles
-                                                                               : kValueTiles;
+    constexpr int kTiles =
+        kHeads * kValueTiles <= kMaxHeads * kValueTiles / 2 ? 2 * kValueTiles : kValueTiles;
     const float* const w = weights + int64_t{first} * shape.block;
     float* const out = o + int64_t{first} * shape.value_dim;
     const int64_t o_stride = shape.value_dim;
@@ -399,20 +402,21 @@ inline void ChunkValues(const HeadShape& shape, const uint8_t* tiles, int dims,
     for (; d + kTiles * kLanes <= dims; d += kTiles * kLanes) {
       const uint8_t* const at = tiles + d / kLanes * kTileBytes;
       if (first > 0) {
-        AddValues<kBf16, kHeads, kTiles, false, 0>(at, kLanes, w, stride, out + d, o_stride,
+        AddValues<kBf16, kHeads, kTiles, false, 0>(at, kLanes, kLanes, w, stride, out + d, o_stride,
                                                    cursor);
       } else {
-        AddValues<kBf16, kHeads, kTiles, false, kTiles / kVisits>(at, kLanes, w, stride, out + d,
-                                                                  o_stride, cursor);
+        AddValues<kBf16, kHeads, kTiles, false, kTiles / kVisits>(at, kLanes, kLanes, w, stride,
+                                                                  out + d, o_stride, cursor);
       }
     }
     for (; d + kLanes <= dims; d += kLanes) {
-      AddValues<kBf16, kHeads, 1, false, 0>(tiles + d / kLanes * kTileBytes, kLanes, w, stride,
-                                               out + d, o_stride, cursor);
+      AddValues<kBf16, kHeads, 1, false, 0>(tiles + d / kLanes * kTileBytes, kLanes, kLanes, w,
+                                            stride, out + d, o_stride, cursor);
     }
     if (d < dims) {
-      AddValues<kBf16, kHeads, 1, true, 0>(tiles + d / kLanes * kTileBytes, dims - d, w, stride,
-                                               out + d, o_stride, cursor);
+      const int width = stored - d < kLanes ? stored - d : kLanes;
+      AddValues<kBf16, kHeads, 1, true, 0>(tiles + d / kLanes * kTileBytes, width, dims - d, w,
+                                           stride, out + d, o_stride, cursor);
     }
   });
 }
@@ -430,7 +434,7 @@ inline void BlockValues(const HeadShape& shape, const uint8_t* values, int store
       if (!selected || selected[entry / kEntryTile] != 0) {
         // All heads meet 64 dims while these are in the first-level cache.
         for (int d = 0; d < dims; d += kPanelDims) {
-          ChunkValues<kBf16, kVisits>(shape, chunk + int64_t{d} * kEntryTile * kItem,
+          ChunkValues<kBf16, kVisits>(shape, chunk + int64_t{d} * kEntryTile * kItem, stored - d,
                                       dims - d < kPanelDims ? dims - d : kPanelDims,
                                       weights + entry, o + first + d, cursor);
         }
@@ -466,14 +470,13 @@ inline void SimdAttend(const HeadShape& shape, const float* q, const HeadBlocks&
       BlockLatentScores<kBf16>(shape, head, q_runs, selected, scores, cursor);
       Softmax(shape, selected, scores, state);
       BlockValues<kBf16, 2>(shape, head, shape.key_dim, shape.key_dim, selected, scores, state.o,
-                         cursor);
+                            cursor);
     } else {
       BlockKeyScores<kBf16>(shape, head, q_runs, selected, scores, cursor);
       Softmax(shape, selected, scores, state);
-      const uint8_t* const values =
-          head + int64_t{shape.block} * shape.key_dim * (kBf16 ? 2 : 4);
+      const uint8_t* const values = head + int64_t{shape.block} * shape.key_dim * (kBf16 ? 2 : 4);
       BlockValues<kBf16, 1>(shape, values, shape.value_dim, kPanelDims, selected, scores, state.o,
-                         cursor);
+                            cursor);
     }
   }
 }

@@ -176,16 +176,16 @@ AttentionShape MakeShape(int num_q_heads, int num_kv_heads, int key_dim, int val
 
 double PyTimeAttention(int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
                        bool value_in_key, int block, const std::string& storage, int num_blocks) {
-  const AttentionShape shape = MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim,
-                                         value_in_key, block, storage);
+  const AttentionShape shape =
+      MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim, value_in_key, block, storage);
   const nb::gil_scoped_release release;
   return static_cast<double>(TimeAttention(shape, num_blocks));
 }
 
 std::string PyIsaOf(int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
                     bool value_in_key, int block, const std::string& storage) {
-  const AttentionShape shape = MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim,
-                                         value_in_key, block, storage);
+  const AttentionShape shape =
+      MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim, value_in_key, block, storage);
   const nb::gil_scoped_release release;
   return KernelFor(HeadOf(shape)).name;
 }
@@ -202,8 +202,8 @@ Times PyMeasureAttention(const PoolHandle& pool, int layer, const Int32Matrix& t
                          int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
                          bool value_in_key, int block, const std::string& storage,
                          const std::string& isa, int64_t prefetch_bytes) {
-  const AttentionShape shape = MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim,
-                                         value_in_key, block, storage);
+  const AttentionShape shape =
+      MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim, value_in_key, block, storage);
   const std::shared_ptr<Pool> held = pool.pool();
   if (shape.block_bytes() != held->block_bytes() || layer < 0 || layer >= held->num_layers()) {
     throw std::invalid_argument("pool: has no such layer, or blocks of another size");
@@ -227,8 +227,7 @@ Times PyMeasureAttention(const PoolHandle& pool, int layer, const Int32Matrix& t
 Times PyMeasureRead(const PoolHandle& pool, int layer, int num_slots, const std::string& isa,
                     int64_t prefetch_bytes) {
   const std::shared_ptr<Pool> held = pool.pool();
-  if (layer < 0 || layer >= held->num_layers() || num_slots < 0 ||
-      num_slots > held->committed()) {
+  if (layer < 0 || layer >= held->num_layers() || num_slots < 0 || num_slots > held->committed()) {
     throw std::invalid_argument("pool: has no such layer or slots");
   }
   const Kernel& kernel = ReadIsa(isa);

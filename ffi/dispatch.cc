@@ -17,16 +17,14 @@
 
 #include "attention.h"
 #include "clock.h"
+#include "pool.h"
 
 namespace wscope {
 namespace {
 
-// Blocks that a timing runs over: more than the second-level cache, few milliseconds.
-constexpr int64_t kTimingBytes = int64_t{8} << 20;
+// Blocks that a timing runs over: more than the caches of most cores, few milliseconds.
+constexpr int64_t kTimingBytes = int64_t{32} << 20;
 constexpr int kTimingRuns = 3;
-// A path that rounds weights to bfloat16 has to be this much faster than one that does not; so
-// noise does not change results from one start to the next.
-constexpr double kRoundingGain = 0.85;
 
 struct Path {
   const Kernel* kernel;
@@ -127,12 +125,11 @@ const Kernel* ChooseByTiming(const HeadShape& shape) {
   const int64_t dims = shape.key_dim + (shape.value_in_key ? 0 : shape.value_dim);
   const int64_t head_bytes = shape.block * dims * (shape.bfloat16 ? 2 : 4);
   const int64_t num_blocks = std::max<int64_t>(1, kTimingBytes / head_bytes);
-  const Memory data = Aligned(num_blocks * head_bytes);
-  std::memset(data.get(), 0x3c, num_blocks * head_bytes);  // Small normal numbers.
+  Pool pool(1, static_cast<int>(num_blocks), head_bytes);
+  pool.Commit(pool.max_slots());
+  std::memset(pool.Block(0, 0), 0x3c, num_blocks * head_bytes);  // Small normal numbers.
   std::vector<const uint8_t*> blocks;
-  for (int64_t i = 0; i < num_blocks; ++i) {
-    blocks.push_back(static_cast<const uint8_t*>(data.get()) + i * head_bytes);
-  }
+  for (int i = 0; i < pool.max_slots(); ++i) blocks.push_back(pool.Block(0, i));
   const std::vector<float> q(int64_t{shape.group} * shape.key_dim, 0.01f);
   std::vector<float> o(int64_t{shape.group} * shape.value_dim), max(shape.group), sum(shape.group);
   const HeadBlocks run{blocks.data(), static_cast<int>(num_blocks), 0, nullptr, kOwnPrefetch};
@@ -141,7 +138,7 @@ const Kernel* ChooseByTiming(const HeadShape& shape) {
   for (const Kernel* kernel : candidates) {
     const auto ns = static_cast<double>(
         TimeKernel(*kernel, shape, run, q.data(), {o.data(), max.data(), sum.data()}));
-    if (!best || ns < (best->exact ? kRoundingGain : 1.0) * best_ns) {
+    if (!best || ns < kernel->worth * best_ns) {
       best = kernel;
       best_ns = ns;
     }
@@ -192,8 +189,8 @@ void ForceIsa(const std::string& name) {
     }
     if (!forced) {
       const std::string why = name == "amx" ? AmxRefusal() : "";
-      throw std::runtime_error("\"" + name + "\" cannot run here: " +
-                               (why.empty() ? "the processor lacks it" : why));
+      throw std::runtime_error(
+          "\"" + name + "\" cannot run here: " + (why.empty() ? "the processor lacks it" : why));
     }
   }
   const std::lock_guard<std::mutex> lock(choices.mutex);

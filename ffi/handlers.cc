@@ -1,16 +1,21 @@
 // From XLA's buffers to the step queue: checks every shape, dtype and attribute, moves nothing.
 #include "handlers.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <new>
 #include <string>
 #include <string_view>
+#include <utility>
+#include <vector>
 
 #include "attention.h"
+#include "host_job.h"
 #include "operands.h"
 #include "step_queue.h"
+#include "workers.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace wscope {
@@ -154,6 +159,77 @@ ffi::Error Store(AnyBuffer blocks, AnyBuffer order, Out order_out, int32_t engin
   });
 }
 
+// Attention over arrays: q [b, H, K], blocks [b, n, G, E] in tile order, selected uint32 [b, n D /
+// 32].
+Status AttendArrays(const AttentionShape& shape, const AnyBuffer& q, const AnyBuffer& blocks,
+                    const AnyBuffer& selected, float* o, float* lse) {
+  const int64_t num_rows = q.dimensions()[0];
+  const int64_t row_blocks = blocks.dimensions()[1];
+  const auto words = selected.dimensions();
+  if (blocks.dimensions()[0] != num_rows || words[0] != num_rows ||
+      BlockBytes(blocks) != shape.block_bytes() || words[1] != row_blocks * shape.block / 32) {
+    return Status::InvalidArgument("blocks: is " + ShapeText(blocks) + " and selected " +
+                                   ShapeText(selected) + ", which do not fit q of " + ShapeText(q));
+  }
+  std::vector<int64_t> row_ptr;
+  for (int64_t row = 0; row <= num_rows; ++row) row_ptr.push_back(row * row_blocks);
+  std::vector<const uint8_t*> pointers;
+  for (int64_t i = 0; i < num_rows * row_blocks; ++i) {
+    pointers.push_back(static_cast<const uint8_t*>(blocks.untyped_data()) +
+                       i * shape.block_bytes());
+  }
+  const auto job = std::make_shared<HostJob>(
+      shape, static_cast<int>(num_rows), row_ptr.data(), std::move(pointers),
+      static_cast<const uint32_t*>(selected.untyped_data()), Workers::Get().num_workers());
+  CopyToFloat(q.untyped_data(), *StorageOf(q), job->q_size(), job->q());
+  if (job->num_parts() > 0) {
+    const std::shared_ptr<Task> task = MakeTask(job);
+    if (!Workers::Get().Submit(task)) {
+      return Status::FailedPrecondition("host_attention: there are no workers; call start_workers");
+    }
+    task->Wait();
+  }
+  std::copy_n(job->o(), job->o_size(), o);
+  std::copy_n(job->lse(), job->lse_size(), lse);
+  return Status::Ok();
+}
+
+ffi::Error HostAttention(AnyBuffer q, AnyBuffer blocks, AnyBuffer selected, Out o, Out lse,
+                         int32_t num_kv_heads, int32_t key_dim, int32_t value_dim,
+                         int32_t value_in_key, int32_t block, float scale) {
+  try {
+    Status status =
+        First({CheckRank("q", q, 3), CheckStored("q", q), CheckRank("blocks", blocks, 4),
+               CheckStored("blocks", blocks), CheckRank("selected", selected, 2),
+               CheckType("selected", selected, ffi::DataType::U32, "uint32"),
+               CheckPartial("o", *o, "lse", *lse)});
+    if (!status.ok()) return ToError(status);
+    const char* const storage = StorageOf(blocks) == Storage::kFloat32 ? "float32" : "bfloat16";
+    AttentionShape shape;
+    status = ReadShape({num_kv_heads, key_dim, value_dim, value_in_key, block, scale, storage}, q,
+                       &shape);
+    if (!status.ok()) return ToError(status);
+    return ToError(AttendArrays(shape, q, blocks, selected, static_cast<float*>(o->untyped_data()),
+                                static_cast<float*>(lse->untyped_data())));
+  } catch (const std::exception& error) {
+    return ToError(Status::Internal(error.what()));
+  }
+}
+
+XLA_FFI_DEFINE_HANDLER(kHostAttention, HostAttention,
+                       ffi::Ffi::Bind()
+                           .Arg<AnyBuffer>()  // q
+                           .Arg<AnyBuffer>()  // blocks
+                           .Arg<AnyBuffer>()  // selected
+                           .Ret<AnyBuffer>()  // o
+                           .Ret<AnyBuffer>()  // lse
+                           .Attr<int32_t>("num_kv_heads")
+                           .Attr<int32_t>("key_dim")
+                           .Attr<int32_t>("value_dim")
+                           .Attr<int32_t>("value_in_key")
+                           .Attr<int32_t>("block")
+                           .Attr<float>("scale"));
+
 XLA_FFI_DEFINE_HANDLER(kStepBegin, StepBegin,
                        ffi::Ffi::Bind()
                            .Arg<AnyBuffer>()  // order
@@ -217,6 +293,7 @@ const Target* CpuTargets() {
       {"wscope_host_finish", reinterpret_cast<void*>(kHostFinish)},
       {"wscope_load", reinterpret_cast<void*>(kLoad)},
       {"wscope_store", reinterpret_cast<void*>(kStore)},
+      {"wscope_host_attention", reinterpret_cast<void*>(kHostAttention)},
       {nullptr, nullptr},
   };
   return targets;

@@ -38,6 +38,19 @@ HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int la
   Allocate(max_parts);
 }
 
+HostJob::HostJob(const AttentionShape& shape, int num_rows, const int64_t* row_ptr,
+                 std::vector<const uint8_t*> blocks, const uint32_t* selected, int max_parts)
+    : shape_(shape),
+      head_shape_(HeadOf(shape)),
+      kernel_(KernelFor(head_shape_)),
+      prefetch_bytes_(kOwnPrefetch),
+      selected_(selected),
+      num_rows_(num_rows),
+      row_ptr_(row_ptr, row_ptr + num_rows + 1),
+      blocks_(std::move(blocks)) {
+  Allocate(max_parts);
+}
+
 void HostJob::Allocate(int max_parts) {
   q_ = Floats(q_size());
   o_ = Floats(o_size());
@@ -97,8 +110,9 @@ void HostJob::RunPart(int part) {
     const int64_t q_head = HeadIndex(segment) * shape_.group();
     const SoftmaxState state = State(part, slot);
     ClearState(shape_, state);
-    const HeadBlocks blocks{blocks_.data() + segment.first, static_cast<int>(count),
-                            segment.head * shape_.head_bytes(), nullptr, prefetch_bytes_};
+    const HeadBlocks blocks{
+        blocks_.data() + segment.first, static_cast<int>(count), segment.head * shape_.head_bytes(),
+        selected_ ? selected_ + segment.first * (shape_.block / 32) : nullptr, prefetch_bytes_};
     kernel_.attend(head_shape_, q_.get() + q_head * shape_.key_dim, blocks, scratch, state);
     if (segment.whole) {
       WriteHead(HeadIndex(segment), state);

@@ -32,6 +32,11 @@ class HostJob {
           const int32_t* table,    // indexed by row_ptr
           int max_parts, const KernelChoice& choice = {});
 
+  // The same over any blocks: `blocks` of the rows one after the other, and bits of the entries
+  // that count, [num blocks, D / 32] (see kernel.h). Both must outlive the parts.
+  HostJob(const AttentionShape& shape, int num_rows, const int64_t* row_ptr,
+          std::vector<const uint8_t*> blocks, const uint32_t* selected, int max_parts);
+
   // Number of parts to run: 0 if no row has a block, else at most max_parts.
   int num_parts() const { return num_parts_; }
   int num_rows() const { return num_rows_; }
@@ -72,6 +77,7 @@ class HostJob {
   const HeadShape head_shape_;
   const Kernel& kernel_;
   const int64_t prefetch_bytes_;
+  const uint32_t* const selected_ = nullptr;
   const std::shared_ptr<Pool> pool_;
   const int num_rows_;
   int num_parts_ = 0;
@@ -80,10 +86,11 @@ class HostJob {
   std::unique_ptr<float[]> q_;
   std::unique_ptr<float[]> o_;
   std::unique_ptr<float[]> lse_;
-  int64_t scratch_bytes_ = 0;          // Of one part.
-  std::unique_ptr<uint8_t[]> scratch_;  // [num_parts, scratch_bytes_] from the first 64-byte line on
-  std::unique_ptr<float[]> states_;   // [num_parts, 2, (H / G) * (V + 2)]
-  std::vector<int64_t> state_head_;   // [num_parts, 2]: row * G + kv head, -1 = unused
+  int64_t scratch_bytes_ = 0;  // Of one part.
+  std::unique_ptr<uint8_t[]>
+      scratch_;                      // [num_parts, scratch_bytes_] from the first 64-byte line on
+  std::unique_ptr<float[]> states_;  // [num_parts, 2, (H / G) * (V + 2)]
+  std::vector<int64_t> state_head_;  // [num_parts, 2]: row * G + kv head, -1 = unused
 };
 
 // The job as a task for the workers; it has at least one part. The first part sleeps `delay_ms`

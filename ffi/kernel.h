@@ -1,5 +1,5 @@
-// What a kernel of one instruction set sees: plain data, so that no inline function compiled with its
-// flags can become the copy that the linker keeps for everybody.
+// What a kernel of one instruction set sees: plain data, so that no inline function compiled with
+// its flags can become the copy that the linker keeps for everybody.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +24,8 @@ struct HeadShape {
 //   latent  (value_in_key) as values, in one panel of K dims
 // A panel or tile at the end is as narrow as what is left: nothing is padded.
 constexpr int kLanes = 16;
-constexpr int kEntryTile = 32;   // Entries of a value tile.
-constexpr int kPanelDims = 64;   // Dims of a value panel.
+constexpr int kEntryTile = 32;        // Entries of a value tile.
+constexpr int kPanelDims = 64;        // Dims of a value panel.
 constexpr int64_t kOwnPrefetch = -1;  // As far ahead as the kernel finds best.
 
 // The blocks to attend to. Kernels read the head of block i at blocks[i] + head_offset.
@@ -52,6 +52,8 @@ struct SoftmaxState {
 struct Kernel {
   const char* name;
   bool exact;  // Weights and products in float32; else weights and queries are rounded to bfloat16.
+  // Chosen for a shape if it takes less than this share of the time of the kernel chosen so far.
+  double worth;
   // The kernel that takes what this one does not support; null if it supports every shape.
   const Kernel* general;
   bool (*supports)(const HeadShape& shape);

@@ -34,18 +34,6 @@ std::string BlockMismatch(const char* operand, int64_t got, int64_t want) {
          " bytes, the pool has blocks of " + Text(want);
 }
 
-void CopyToFloat(const void* from, Storage storage, int64_t count, float* to) {
-  if (storage == Storage::kFloat32) {
-    std::memcpy(to, from, count * sizeof(float));
-    return;
-  }
-  const auto* const halves = static_cast<const uint16_t*>(from);
-  for (int64_t i = 0; i < count; ++i) {
-    const uint32_t bits = static_cast<uint32_t>(halves[i]) << 16;
-    std::memcpy(to + i, &bits, sizeof(bits));
-  }
-}
-
 }  // namespace
 
 void StepQueue::Push(const PlanArrays& arrays) {

@@ -1,4 +1,5 @@
-// 16 floats in one register. Included inside the anonymous namespace of a file.
+// 16 floats in one register. Included inside the anonymous namespace of a file, which has defined
+// kPrefetchHint.
 
 using Vec = __m512;
 
@@ -24,11 +25,8 @@ inline Vec Select(uint32_t bits, Vec a, Vec b) {
 }
 inline float ReduceAdd(Vec x) { return _mm512_reduce_add_ps(x); }
 inline float ReduceMax(Vec x) { return _mm512_reduce_max_ps(x); }
-#ifndef WSCOPE_HINT
-#define WSCOPE_HINT _MM_HINT_T0
-#endif
 inline void Prefetch(const uint8_t* at) {
-  _mm_prefetch(reinterpret_cast<const char*>(at), WSCOPE_HINT);
+  _mm_prefetch(reinterpret_cast<const char*>(at), kPrefetchHint);
 }
 
 // A row of bfloat16: the first of each pair is the low half of its 32 bits.

@@ -44,6 +44,13 @@ inline std::vector<Case> AllCases() {
       {"mla16_576", {16, 1, 576, 512, true, 32, bf16, 0.072f}, {3, 1}},
       {"mla16_72_f32", {16, 1, 72, 64, true, 64, f32, 0.12f}, {2, 9}},
       {"v4_64_512", {64, 1, 512, 512, true, 32, bf16, 0.044f}, {2}},
+      {"mla5_40_33", {5, 1, 40, 33, true, 32, bf16, 0.16f}, {3, 1}},
+      {"mla5_40_33_f32", {5, 1, 40, 33, true, 64, f32, 0.16f}, {3, 1}},
+      {"mla7_96_41", {7, 1, 96, 41, true, 32, bf16, 0.1f}, {2}},
+      {"mla20_64_32", {20, 1, 64, 32, true, 96, bf16, 0.12f}, {2, 1}},
+      {"gqa20_d96", {20, 1, 96, 112, false, 96, bf16, 0.1f}, {2, 1}},
+      {"gqa7_d160", {14, 2, 160, 160, false, 32, bf16, 0.08f}, {2, 3}},
+      {"gqa3_d33_v65", {6, 2, 33, 65, false, 32, bf16, 0.17f}, {2, 3}},
       {"empty", {8, 2, 16, 16, false, 32, f32, 0.25f}, {0, 0}},
       {"empty_among", {8, 2, 16, 16, false, 32, bf16, 0.25f}, {0, 3, 0, 0, 1, 0}},
       {"many", {4, 2, 16, 16, false, 32, bf16, 0.25f}, {61, 1, 40}},
@@ -100,8 +107,8 @@ class CaseData {
   int64_t ValueAt(int entry, int d) const {
     if (shape.value_in_key) return KeyAt(entry, d);
     return int64_t{shape.block} * shape.key_dim +
-           ValueIndex(shape.value_dim, kPanelDims, shape.block,
-                      shape.storage == Storage::kBfloat16, entry, d);
+           ValueIndex(shape.value_dim, kPanelDims, shape.block, shape.storage == Storage::kBfloat16,
+                      entry, d);
   }
 
   float Stored(int slot, int head, int64_t index) const {

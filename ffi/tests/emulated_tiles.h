@@ -1,5 +1,5 @@
-// What amx_tiles.h does, in plain code on memory of the thread. Included inside the anonymous namespace
-// of a file.
+// What amx_tiles.h does, in plain code on memory of the thread. Included inside the anonymous
+// namespace of a file.
 
 inline float Widen(uint32_t bits) {
   float value;

@@ -39,18 +39,12 @@ def start(
                 stderr=subprocess.PIPE,
                 bufsize=0,
                 env=environment,
-                preexec_fn=_answer_ctrl_c,
             )
             stack.enter_context(process)
             stack.callback(process.kill)
             return process
 
         yield start_one
-
-
-def _answer_ctrl_c() -> None:
-    """A suite that runs in the background of a shell was told to ignore SIGINT, and hands that on."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture

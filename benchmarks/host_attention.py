@@ -1,0 +1,323 @@
+"""How near to the speed of memory does the CPU's attention come?
+
+Per shape and in one run, interleaved, each time over a randomly chosen layer of a working set larger than the caches:
+reading alone (the ceiling, with the widest loads and prefetch), the kernel of every instruction set that runs here,
+what each of its choices is worth (prefetch, huge pages), and other implementations that can be imported. GB/s of
+stored bytes. One worker is timed by its CPU time, several by the wall clock.
+"""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for torch too
+
+import ctypes
+import faulthandler
+import importlib.util
+import random
+import threading
+import time
+from collections.abc import Callable
+from typing import Any, Final
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import record
+
+from tests.cases import CASES, Case
+from wscope_jax import _ffi
+
+BLOCK: Final = 256
+ROWS: Final = 4  # sequences
+CASE_NAMES: Final = ("gqa8_d128", "gqa4_d128", "mla16_576", "v4_64_512")
+PR_SET_THP_DISABLE: Final = 41
+Timed = Callable[[], float]  # seconds of one call
+
+
+class Setup:
+    """A pool of some layers with random blocks, all of a case's shape."""
+
+    def __init__(self, case: Case, storage: str, slice_bytes: int, layers: int) -> None:
+        self.case, self.storage = case, storage
+        dtype = np.dtype(np.float32 if storage == "float32" else ml_dtypes.bfloat16)
+        layout = case.layout
+        block_bytes = BLOCK * layout.entry_bytes(dtype.itemsize)
+        self.blocks = max(1, slice_bytes // block_bytes // ROWS)
+        slots = self.blocks * ROWS
+        self.layers, self.bytes = layers, slots * block_bytes
+        self.pool = _ffi.Pool(layers, slots, block_bytes)
+        self.pool.commit(slots)
+        draw = np.random.default_rng(0)
+        some = [
+            draw.standard_normal(block_bytes // dtype.itemsize, np.float32)
+            .astype(dtype)
+            .view(np.uint8)
+            for _ in range(8)
+        ]
+        for layer in range(layers):
+            for slot in range(slots):
+                self.pool.view(layer, slot)[:] = some[(5 * layer + slot) % len(some)]
+        self.table = np.arange(slots, dtype=np.int32).reshape(ROWS, -1)
+
+    def read(self, clock: int) -> Timed:
+        """Reading a layer and nothing else; `clock`: 0 wall, 1 CPU."""
+        isa = _ffi.isas()[-1]
+        return lambda: (
+            1e-9
+            * _ffi.measure_read(self.pool, random.randrange(self.layers), self.table.size, isa)[
+                clock
+            ]
+        )
+
+    def kernel(self, isa: str, clock: int, prefetch_bytes: int = -1) -> Timed:
+        """The kernel of one instruction set over a layer."""
+        layout = self.case.layout
+        return lambda: (
+            1e-9
+            * _ffi.measure_attention(
+                self.pool,
+                random.randrange(self.layers),
+                self.table,
+                self.case.num_q_heads,
+                layout.num_kv_heads,
+                layout.key_dim,
+                layout.value_dim,
+                layout.value_in_key,
+                BLOCK,
+                self.storage,
+                isa,
+                prefetch_bytes,
+            )[clock]
+        )
+
+
+def _timed(fn: Callable[[int], Any], copies: int, clock: int) -> Timed:
+    now = time.process_time if clock else time.perf_counter
+
+    def run() -> float:
+        began = now()
+        fn(random.randrange(copies))
+        return now() - began
+
+    return run
+
+
+def torch_peers(setup: Setup, clock: int, threads: int) -> dict[str, Timed]:
+    """Torch on as many bytes, heads first, which it likes best."""
+    import torch
+
+    case, layout, copies = setup.case, setup.case.layout, 2
+    torch.set_num_threads(threads)
+    shape = (copies, ROWS, layout.num_kv_heads, setup.blocks * BLOCK, layout.key_dim)
+    key = torch.randn(shape[1:], dtype=torch.bfloat16).expand(shape).contiguous()
+    value = key[..., : layout.value_dim] if layout.value_in_key else key.clone()
+    q = torch.randn((ROWS, case.num_q_heads, 1, layout.key_dim), dtype=torch.bfloat16)
+    group = case.num_q_heads // layout.num_kv_heads
+    grouped = q.reshape(ROWS * layout.num_kv_heads, group, layout.key_dim)
+
+    def bmm(i: int) -> Any:
+        k, v = key[i].flatten(0, 1), value[i].flatten(0, 1)
+        return torch.bmm(torch.bmm(grouped, k.mT).softmax(-1), v)
+
+    def sdpa(i: int) -> Any:
+        return torch.nn.functional.scaled_dot_product_attention(
+            q, key[i], value[i], enable_gqa=True
+        )
+
+    found = {"torch/bmm": _timed(bmm, copies, clock)}
+    if not layout.value_in_key:  # many seconds a call on one latent head
+        found["torch/sdpa"] = _timed(sdpa, copies, clock)
+    return found
+
+
+def jax_peer(setup: Setup, clock: int) -> dict[str, Timed]:
+    """`jax.nn.dot_product_attention` on a quarter of the bytes: it is slow, and its rate is the same."""
+    layout, case = setup.case.layout, setup.case
+    if layout.value_in_key:
+        return {}
+    entries = setup.blocks * BLOCK
+    few = max(BLOCK, entries // 4)
+    draw = np.random.default_rng(0)
+    x = jnp.asarray(
+        draw.standard_normal((ROWS, few, layout.num_kv_heads, layout.key_dim)), jnp.bfloat16
+    )
+    q = jnp.ones((ROWS, 1, case.num_q_heads, layout.key_dim), jnp.bfloat16)
+    attention = jax.jit(jax.nn.dot_product_attention)
+    attention(q, x, x).block_until_ready()
+    run = _timed(lambda _: attention(q, x, x).block_until_ready(), 1, clock)
+    return {"jax/dot_product_attention": lambda: run() * entries / few}
+
+
+class Link:
+    """Copies host memory to the GPU without a pause, on a thread of its own."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self.torch = torch
+        self.host = torch.ones(256 << 20, dtype=torch.uint8).pin_memory()
+        self.device = torch.empty_like(self.host, device="cuda")
+        self.copied = 0
+        self.stop = threading.Event()
+
+    def _run(self) -> None:
+        while not self.stop.is_set():
+            self.device.copy_(self.host, non_blocking=True)
+            self.torch.cuda.synchronize()
+            self.copied += self.host.numel()
+
+    def rate(self, run: Timed | None, seconds: float, num_bytes: int) -> tuple[float, float]:
+        """GB/s of `run` (0 for None) and of the link while both go on."""
+        self.stop.clear()
+        thread = threading.Thread(target=self._run)
+        thread.start()
+        began, before, rates = time.perf_counter(), self.copied, []
+        while time.perf_counter() - began < seconds:
+            if run is None:
+                time.sleep(seconds / 10)
+            else:
+                rates.append(1e-9 * num_bytes / run())
+        link = 1e-9 * (self.copied - before) / (time.perf_counter() - began)
+        self.stop.set()
+        thread.join()
+        return (float(np.median(rates)) if rates else 0.0), link
+
+
+def with_link(setup: Setup, name: str, best: str, quick: bool) -> list[dict[str, Any]]:
+    """Kernel and link together, against a pure reader and the link together."""
+    link = Link()
+    seconds = 0.3 if quick else 0.6
+    totals: dict[str, list[float]] = {"streaming_read+link": [], f"wscope/{best}+link": []}
+    for _ in range(2 if quick else 4):
+        for which, run in zip(totals, (setup.read(0), setup.kernel(best, 0)), strict=True):
+            cpu, gpu = link.rate(run, seconds, setup.bytes)
+            totals[which].append(cpu + gpu)
+    ceiling = float(np.median(totals["streaming_read+link"]))
+    return [record.row(name, which, rates, "GB/s", ceiling) for which, rates in totals.items()]
+
+
+def best_isa(case: Case, storage: str) -> str:
+    layout = case.layout
+    return _ffi.isa_of(
+        case.num_q_heads,
+        layout.num_kv_heads,
+        layout.key_dim,
+        layout.value_dim,
+        layout.value_in_key,
+        BLOCK,
+        storage,
+    )
+
+
+def sample(runs: dict[str, Timed], num_bytes: int, rounds: int) -> dict[str, list[float]]:
+    """GB/s of every run in every round, interleaved; what takes long is run three times only."""
+    rates: dict[str, list[float]] = {key: [] for key in runs}
+    slow: set[str] = set()
+    for number in range(1 + rounds):
+        for key, run in runs.items():
+            if key in slow and number > 3:
+                continue
+            seconds = run()
+            if seconds > 0.5:
+                slow.add(key)
+            if number > 0:
+                rates[key].append(1e-9 * num_bytes / seconds)
+    return rates
+
+
+def rows_of(
+    label: str, rates: dict[str, list[float]], threads: int, chosen: str
+) -> list[dict[str, Any]]:
+    """The rows of one case; the first run is the ceiling."""
+    ceiling = float(np.median(next(iter(rates.values()))))
+    extra = {"threads": threads, "clock": "cpu" if threads == 1 else "wall"}
+    return [
+        record.row(label, key, values, "GB/s", ceiling) | extra | {"chosen": key == chosen}
+        for key, values in rates.items()
+    ]
+
+
+def run_case(
+    name: str, storage: str, quick: bool, threads: int, with_torch: bool
+) -> list[dict[str, Any]]:
+    """All rows of one case, without or with torch."""
+    case = CASES[name]
+    clock = 1 if threads == 1 else 0
+    megabytes, layers = (132, 6) if threads == 1 else (512, 5)
+    if quick:
+        megabytes, layers = megabytes // 2, 4
+    setup = Setup(case, storage, megabytes << 20, layers)
+    best = best_isa(case, storage)
+    runs = {"streaming_read": setup.read(clock)}
+    if with_torch:
+        runs |= {f"wscope/{best}": setup.kernel(best, clock)}
+        runs |= torch_peers(setup, clock, threads)
+    else:
+        isas = [isa for isa in _ffi.isas() if isa != "portable"] or ["portable"]
+        runs |= {f"wscope/{isa}": setup.kernel(isa, clock) for isa in isas}
+        runs[f"wscope/{best} no prefetch"] = setup.kernel(best, clock, 0)
+        if storage == "bfloat16":
+            runs |= jax_peer(setup, clock)
+    label = name if storage == "bfloat16" else f"{name}_f32"
+    rates = sample(runs, setup.bytes, 5 if quick else 15)
+    if with_torch:  # a second ceiling and a second reading of our own kernel
+        rates = {
+            key if key.startswith("torch") else f"{key} beside torch": values
+            for key, values in rates.items()
+        }
+    rows = rows_of(label, rates, threads, f"wscope/{best}")
+    if with_torch and name == "gqa8_d128" and clock == 0:
+        import torch
+
+        if torch.cuda.is_available():
+            rows += with_link(setup, label, best, quick)
+    setup.pool.close()
+    return rows
+
+
+def small_pages(quick: bool, threads: int) -> list[dict[str, Any]]:
+    """The chosen kernel on 4 KiB pages; to be called last: the process has no huge pages afterwards."""
+    if ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
+        return []
+    rows = []
+    for name in CASE_NAMES[:1] if quick else CASE_NAMES[:3]:
+        setup, clock = Setup(CASES[name], "bfloat16", 132 << 20, 3), 1 if threads == 1 else 0
+        best = best_isa(CASES[name], "bfloat16")
+        runs = {
+            "streaming_read 4k pages": setup.read(clock),
+            f"wscope/{best} 4k pages": setup.kernel(best, clock),
+        }
+        rows += rows_of(name, sample(runs, setup.bytes, 7), threads, "")
+        setup.pool.close()
+    return rows
+
+
+def main() -> None:
+    args = record.arguments(__doc__)
+    threads = int(os.environ.get("WSCOPE_BENCH_THREADS", "0"))
+    if threads < 1:
+        cores = len(os.sched_getaffinity(0))
+        threads = cores - 1 if cores > 4 else 1
+    _ffi.start_workers(threads)
+    print(f"{threads} worker(s), instruction sets: {', '.join(_ffi.isas())}")
+    faulthandler.enable()  # after the module has asked for AMX: its signal stack is small
+    rows = []
+    for name in CASE_NAMES[:3] if args.quick else CASE_NAMES:
+        rows += run_case(name, "bfloat16", args.quick, threads, with_torch=False)
+    if not args.quick:
+        rows += run_case("gqa8_d128", "float32", args.quick, threads, with_torch=False)
+    record.finish(rows, args.json)  # what torch does to the process cannot lose these
+    more = []
+    if os.environ.get("WSCOPE_BENCH_TORCH", "1") != "0" and importlib.util.find_spec("torch"):
+        for name in CASE_NAMES[:3]:
+            more += run_case(name, "bfloat16", args.quick, threads, with_torch=True)
+    more += small_pages(args.quick, threads)
+    record.finish(more, None)
+    if args.json is not None:
+        record.finish(rows + more, args.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The CPU's attention on ordinary arrays, without a cache."""
+
+from typing import Final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Bool, Float, Int32
+
+from wscope_jax import _ffi, cores
+from wscope_jax.layout import ByteOrder, Entries, EntryLayout, pack
+from wscope_jax.partial import Partial, merge
+
+HOST_ATTENTION: Final = "wscope_host_attention"
+WORD_BITS: Final = 32
+
+
+def host_attention(
+    q: Float[Array, "B H K"],
+    key: Float[Array, "B S G K"],
+    value: Float[Array, "B S G V"] | None,
+    lengths: Int32[Array, " B"],
+    *,
+    scale: float | None = None,
+    value_dim: int | None = None,
+    select: Bool[Array, "B S"] | None = None,
+    sink: Float[Array, " H"] | None = None,
+    block: int = 256,
+) -> Partial:
+    """Attention of one query token per row over arrays, by the CPU's kernels and workers.
+
+    Entries are packed into blocks first, which takes longer than to attend to them once: this is for tests, for
+    benchmarks and for arrays that are attended to where they are. Works inside `jax.jit` on the platform "cpu".
+
+    Args:
+        q: not scaled; query head h reads kv head h // (H / G).
+        key: S entries a row, of which the first `lengths[b]` count; float32 or bfloat16. All must be finite.
+        value: one per key, or None where the value is the first `value_dim` numbers of the key.
+        lengths: entries that count in each row.
+        scale: applied to the scores in float32; K ** -0.5 unless given.
+        value_dim: V, only where `value` is None.
+        select: entries that count, besides `lengths`: a gathered list as a mask.
+        sink: one more logit per head that takes weight and gives nothing; not scaled.
+        block: entries in a block, a multiple of 32.
+
+    Returns:
+        o [B, H, V] and lse [B, H] in float32; 0 and -inf for a row where nothing counts.
+    """
+    if _ffi.num_workers() == 0:
+        _ffi.start_workers(cores.split(cores.available()).workers)
+    num_rows, num_entries, num_kv_heads, key_dim = key.shape
+    width = value.shape[-1] if value is not None else value_dim or key_dim
+    layout = EntryLayout(
+        num_kv_heads=num_kv_heads,
+        key_dim=key_dim,
+        value_dim=width,
+        value_in_key=value is None,
+    )
+    num_blocks = -(-num_entries // block)
+    pad = ((0, 0), (0, num_blocks * block - num_entries))
+
+    def padded(x: Array) -> Array:
+        x = jnp.pad(x, (*pad, (0, 0), (0, 0)))
+        return x.reshape(num_rows * num_blocks * block, *x.shape[2:])
+
+    entries = Entries(padded(key), None if value is None else padded(value.astype(key.dtype)))
+    blocks = pack(entries, layout, block, ByteOrder.TILES)
+    counts = jnp.arange(num_blocks * block)[None, :] < lengths[:, None]
+    if select is not None:
+        counts &= jnp.pad(select, pad)
+    bits = counts.reshape(num_rows, -1, WORD_BITS).astype(jnp.uint32)
+    shifts = jnp.arange(WORD_BITS, dtype=jnp.uint32)[None, None, :]
+    words = (bits << shifts).sum(-1, dtype=jnp.uint32)
+    shape = (num_rows, q.shape[1], width)
+    call = jax.ffi.ffi_call(
+        HOST_ATTENTION,
+        (
+            jax.ShapeDtypeStruct(shape, jnp.float32),
+            jax.ShapeDtypeStruct(shape[:2], jnp.float32),
+        ),
+    )
+    o, lse = call(
+        q,
+        blocks.reshape(num_rows, num_blocks, *blocks.shape[1:]),
+        words,
+        num_kv_heads=np.int32(num_kv_heads),
+        key_dim=np.int32(key_dim),
+        value_dim=np.int32(width),
+        value_in_key=np.int32(value is None),
+        block=np.int32(block),
+        scale=np.float32(key_dim**-0.5 if scale is None else scale),
+    )
+    partial = Partial(o, lse)
+    if sink is None:
+        return partial
+    logits = jnp.broadcast_to(sink.astype(jnp.float32)[None, :], lse.shape)
+    return merge(partial, Partial(jnp.zeros_like(o), logits))
