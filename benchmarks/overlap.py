@@ -11,6 +11,7 @@ os.environ.setdefault("NPROC", "1")  # XLA's own pool; read when its backend sta
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import functools
+import re
 import statistics
 import time
 from pathlib import Path
@@ -35,9 +36,12 @@ def hold_to_cores() -> None:
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         raise SystemExit("overlap: needs two cores")
+    num_workers = 0
     for task in Path("/proc/self/task").iterdir():
-        is_worker = (task / "comm").read_text().startswith("wscope-work")
+        is_worker = re.fullmatch(r"wscope-w\d+", (task / "comm").read_text().strip()) is not None
         os.sched_setaffinity(int(task.name), {cores[-1]} if is_worker else set(cores[:-1]))
+        num_workers += is_worker
+    assert num_workers == 1
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -49,8 +53,7 @@ def _step(views: Views, q: jax.Array, new: Entries) -> tuple[Views, jax.Array]:
 
 @functools.partial(jax.jit, donate_argnums=0)
 def _write(views: Views, prompt: Entries) -> tuple[Views, None]:
-    view = views[0].begin()
-    return views.put(0, view.with_shared(order=store_blocks(prompt, view))), None
+    return views.put(0, store_blocks(prompt, views[0].begin())), None
 
 
 class Setup:

@@ -496,6 +496,6 @@ const Kernel kEmulatedAmxKernel = {
 #else
 const Kernel kAmxKernel = {
 #endif
-    "amx", false, 1.1, &kAvx512Kernel, &Supports, &ScratchBytes, &TileAttend, &Read};
+    "amx", false, 1.1, 1, &kAvx512Kernel, &Supports, &ScratchBytes, &TileAttend, &Read};
 
 }  // namespace wscope

@@ -126,7 +126,7 @@ inline Vec Exp2(Vec x) { return {Exp2Eight(x.low), Exp2Eight(x.high)}; }
 
 }  // namespace
 
-const Kernel kAvx2Kernel = {"avx2",  true, 1.0, nullptr, &SupportsAll, &SimdScratchBytes,
+const Kernel kAvx2Kernel = {"avx2",  true, 1.0, 1, nullptr, &SupportsAll, &SimdScratchBytes,
                             &Attend, &Read};
 
 }  // namespace wscope

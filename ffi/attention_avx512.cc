@@ -16,7 +16,7 @@ constexpr int64_t kPrefetchAhead = 16384;  // Bytes.
 
 }  // namespace
 
-const Kernel kAvx512Kernel = {"avx512",          true,    1.0,  nullptr, &SupportsAll,
+const Kernel kAvx512Kernel = {"avx512",          true,    1.0,  1, nullptr, &SupportsAll,
                               &SimdScratchBytes, &Attend, &Read};
 
 }  // namespace wscope

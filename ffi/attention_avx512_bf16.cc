@@ -311,7 +311,7 @@ inline void PairAttend(const HeadShape& shape, const float* q, const HeadBlocks&
 
 }  // namespace
 
-const Kernel kAvx512Bf16Kernel = {"avx512_bf16", false,         0.85,        &kAvx512Kernel,
+const Kernel kAvx512Bf16Kernel = {"avx512_bf16", false,         0.85,        8,    &kAvx512Kernel,
                                   &Supports,     &ScratchBytes, &PairAttend, &Read};
 
 }  // namespace wscope

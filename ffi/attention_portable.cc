@@ -227,7 +227,7 @@ void Read(const uint8_t* from, int64_t bytes, int64_t /*prefetch_bytes*/) {
 
 }  // namespace
 
-const Kernel kPortableKernel = {"portable", true,          1.0,     nullptr,
+const Kernel kPortableKernel = {"portable", true,          1.0,     1,    nullptr,
                                 &Supports,  &ScratchBytes, &Attend, &Read};
 
 }  // namespace wscope

@@ -54,6 +54,9 @@ struct Kernel {
   bool exact;  // Weights and products in float32; else weights and queries are rounded to bfloat16.
   // Chosen for a shape if it takes less than this share of the time of the kernel chosen so far.
   double worth;
+  // Not considered for fewer query heads a kv head: there float32 keeps up with memory, the times
+  // of the two are alike, and noise would choose, so that results would differ between starts.
+  int least_group;
   // The kernel that takes what this one does not support; null if it supports every shape.
   const Kernel* general;
   bool (*supports)(const HeadShape& shape);

@@ -10,5 +10,6 @@ from wscope_jax.models.registry import BY_TYPE as BY_TYPE
 from wscope_jax.models.registry import Family as Family
 from wscope_jax.models.registry import abstract as abstract
 from wscope_jax.models.registry import load as load
+from wscope_jax.models.registry import places as places
 from wscope_jax.models.registry import random as random
 from wscope_jax.models.registry import read_config as read_config

@@ -5,6 +5,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from wscope_jax.checkpoint import Checkpoint, Place, locate, open_directory, read_json, show
+from wscope_jax.checkpoint import Checkpoint, Place, Stored, locate, open_directory, read_json, show
 from wscope_jax.errors import CheckpointError, UsageError
 from wscope_jax.models import mixtral, qwen3_moe
 from wscope_jax.models.config import ModelConfig
@@ -157,24 +158,67 @@ def load(
         CheckpointError: Anything is wrong with the checkpoint; see `read_config` and `Checkpoint`.
         UsageError: `dtype` is another.
     """
-    config = read_config(directory)
+    config = read_config(directory)  # before the headers: what is wrong with it is plainer
     checkpoint = Checkpoint(directory)
-    if config.tie_word_embeddings and {HEAD, EMBEDDING} <= checkpoint.tensors.keys():
-        config = dataclasses.replace(config, tie_word_embeddings=False)  # both stored: both count
-    dtype = _stored_dtype(config, checkpoint) if dtype is None else dtype
-    _check_layers(config, checkpoint)
+    config = _settle(config, checkpoint)
+    dtype = dtype or choose_dtype(config.dtype, checkpoint.tensors, checkpoint.directory)
     graphdef, state = nnx.split(abstract(config, dtype))
+    wanted, variables = _places(config, state), dict(nnx.to_flat_state(state))
+    placed: dict[Key, Any] = {}
+    for key, array in checkpoint.load(wanted, _dtype(dtype), report=report, check_all=check_all):
+        placed[key] = variables[key].replace(array)
+    return nnx.merge(graphdef, nnx.from_flat_state(placed))
+
+
+def places(config: ModelConfig, checkpoint: Checkpoint) -> list[Place]:
+    """Where the checkpoint may store each parameter of the model that `load` makes of it.
+
+    Raises:
+        CheckpointError: The number of layers is far from what is stored.
+    """
+    config = _settle(config, checkpoint)
+    return _places(config, nnx.state(abstract(config, "bfloat16")))
+
+
+def choose_dtype(
+    named: str | None, tensors: Mapping[str, Stored], where: Path, default: str = ""
+) -> str:
+    """The dtype for weights and cache that a checkpoint asks for.
+
+    Args:
+        named: what its config.json names, if it does; else it is the dtype of its embedding, or of its first tensor.
+        tensors: what it stores.
+        where: its folder or file, for the message.
+        default: for a checkpoint whose dtype is none of numbers as they are, or which has no tensors.
+
+    Raises:
+        CheckpointError: It is one that nothing is computed in.
+    """
+    stored = tensors.get(EMBEDDING) or next(iter(tensors.values()), None)
+    name = named or STORED_DTYPES.get(stored.dtype if stored else "", default)
+    if name not in DTYPES:
+        raise CheckpointError(
+            f"{where}: its dtype is {show(name)}; choose dtype float32 (exact) or bfloat16 yourself"
+        )
+    return name
+
+
+def _settle(config: ModelConfig, checkpoint: Checkpoint) -> ModelConfig:
+    """The configuration of what is stored: a head beside the embedding counts, whatever config.json says."""
+    _check_layers(config, checkpoint)
+    if config.tie_word_embeddings and {HEAD, EMBEDDING} <= checkpoint.tensors.keys():
+        return dataclasses.replace(config, tie_word_embeddings=False)
+    return config
+
+
+def _places(config: ModelConfig, state: nnx.State[Any, Any]) -> list[Place]:
     table = BY_TYPE[config.model_type].table(config)
     variables = dict(nnx.to_flat_state(state))
     assert table.keys() == variables.keys()
-    places = [
-        Place(key, shape := tuple(variables[key].shape), [way(shape) for way in table[key]])
-        for key in table
+    return [
+        Place(key, shape := tuple(variables[key].shape), [way(shape) for way in ways])
+        for key, ways in table.items()
     ]
-    placed: dict[Key, Any] = {}
-    for key, array in checkpoint.load(places, _dtype(dtype), report=report, check_all=check_all):
-        placed[key] = variables[key].replace(array)
-    return nnx.merge(graphdef, nnx.from_flat_state(placed))
 
 
 def _check_layers(config: ModelConfig, checkpoint: Checkpoint) -> None:
@@ -193,15 +237,3 @@ def _dtype(name: str) -> np.dtype[Any]:
     if name not in DTYPES:
         raise UsageError(f"dtype: {show(name)} is not supported; choose one of {', '.join(DTYPES)}")
     return DTYPES[name]
-
-
-def _stored_dtype(config: ModelConfig, checkpoint: Checkpoint) -> str:
-    """The dtype that the checkpoint names, or that its embedding has."""
-    stored = checkpoint.tensors.get(EMBEDDING) or next(iter(checkpoint.tensors.values()), None)
-    name = config.dtype or STORED_DTYPES.get(stored.dtype if stored else "", "")
-    if name not in DTYPES:
-        raise CheckpointError(
-            f"{checkpoint.directory}: its dtype is {show(name)}; choose dtype float32 (exact) or "
-            "bfloat16 yourself"
-        )
-    return name

@@ -1,4 +1,4 @@
-"""Named attention shapes, shared by tests and benchmarks."""
+"""Named attention shapes, shared by tests and benchmarks, and how close a kernel must come to the oracle."""
 
 from typing import Final, NamedTuple
 
@@ -31,3 +31,17 @@ CASES: Final = {
     "gqa3_d24": Case(6, EntryLayout(num_kv_heads=2, key_dim=24, value_dim=24)),
     "mla5_40": Case(5, EntryLayout(num_kv_heads=1, key_dim=40, value_dim=33, value_in_key=True)),
 }
+SMALL: Final = ("mha_d20", "gqa3_d24", "mla5_40")
+BIG: Final = tuple(name for name in CASES if name not in SMALL)
+
+
+class Tolerance(NamedTuple):
+    """Largest absolute difference to the oracle over the same stored numbers, in float32."""
+
+    o: float
+    lse: float
+
+
+# Products of bfloat16 numbers are exact in float32, so what is left in both is the order of the sums. What a type loses
+# when it stores a number is no part of it: the oracle gets the stored numbers.
+TOLERANCES: Final = {"float32": Tolerance(1e-5, 1e-5), "bfloat16": Tolerance(1e-5, 1e-5)}

@@ -11,7 +11,7 @@ import pytest
 from tests.engines import CHECKPOINTS
 from tests.tiny import make_config, write_checkpoint
 from wscope_jax import configurations
-from wscope_jax.cli import options
+from wscope_jax.cli import groups
 from wscope_jax.errors import CheckpointError
 from wscope_jax.layout import EntryLayout
 
@@ -25,7 +25,7 @@ RELEASED = {
 
 
 def test_names() -> None:
-    assert configurations.names() == tuple(sorted(RELEASED)) == options.CONFIGURATIONS
+    assert configurations.names() == tuple(sorted(RELEASED)) == groups.CONFIGURATIONS
 
 
 @pytest.mark.parametrize("name", RELEASED)

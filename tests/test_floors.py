@@ -17,14 +17,17 @@ PACKAGE: Final = ROOT / "wscope_jax"
 # what stands before it on its own floor, and its own place.
 FLOORS: Final = {
     **dict.fromkeys(
-        ("errors", "forks", "progress", "cores", "layout", "placement", "roofline"), (0, 0)
+        ("errors", "forks", "progress", "cgroups", "cores", "layout", "placement", "roofline"),
+        (0, 0),
     ),
     **dict.fromkeys(
-        ("partial", "sampling", "stopping", "step_plan", "compiled", "demo_text"), (0, 0)
+        ("partial", "sampling", "stopping", "step_plan", "compiled", "demo_text", "strict_json"),
+        (0, 0),
     ),
     **dict.fromkeys(("_ffi", "views", "ops", "pools", "dispatcher", "experts"), (1, 0)),
     **dict.fromkeys(("checkpoint", "tokenizer", "chat", "chat_worker", "machine"), (1, 0)),
     "token_ids": (1, 1),
+    "rows": (1, 1),
     "footprint": (0, 1),
     "attention": (2, 0),
     "schedules": (2, 1),
@@ -44,7 +47,16 @@ FLOORS: Final = {
 # Models know neither cache nor policy.
 MODELS_MAY_NAME: Final = {"layout", "errors", "checkpoint", "experts", "schedules", "models"}
 # Bookkeeping without tensors: pure Python, so that it can be tested by the thousand.
-WITHOUT_ARRAYS: Final = {"errors", "cores", "placement", "roofline", "stopping", "machine"}
+WITHOUT_ARRAYS: Final = {
+    "errors",
+    "cgroups",
+    "cores",
+    "strict_json",
+    "placement",
+    "roofline",
+    "stopping",
+    "machine",
+}
 
 
 def sources() -> list[tuple[str, Path]]:

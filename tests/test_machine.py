@@ -93,6 +93,11 @@ def test_margin() -> None:
     assert machine.margin_of(100) == 100
 
 
+def test_the_budget_is_the_room_but_for_a_margin() -> None:
+    assert machine.Memory(64 * GIB, 50 * GIB, None, 32 * GIB).budget == 30 * GIB
+    assert machine.Memory(GIB, GIB, GIB, 100).budget == 0
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("always [madvise] never", "madvise"), ("[never]\n", "never"), ("", None)],
@@ -134,7 +139,8 @@ def test_expects_gpu(
     platforms: str, count: int, expected: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    assert machine.expects_gpu(count) is expected
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("H", GIB, GIB)] * count)
+    assert machine.expects_gpu() is expected
 
 
 def test_without_a_driver(monkeypatch: pytest.MonkeyPatch) -> None:

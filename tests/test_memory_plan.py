@@ -201,10 +201,14 @@ def test_the_machine_is_the_limit_of_an_engine_without_a_budget(
 
     eng = engine()
     assert eng.host_memory is None
-    monkeypatch.setattr(machine, "memory", lambda: machine.Memory(10**6, 10**6, 10**6, 10**6))
+    room = 10**6 + machine.LEAST_MARGIN
+    memory = machine.Memory(room, room, room, room)
+    monkeypatch.setattr(machine, "memory", lambda: memory)
     eng.generate([[1, 2, 3]], Sampling(max_new_tokens=2))
-    with pytest.raises(CapacityError, match="the budget is 1000000"):
+    with pytest.raises(CapacityError, match="the budget is 1000000") as caught:
         eng.generate([[1, 2, 3]], Sampling(max_new_tokens=2), max_model_len=10_000)
+    assert "free memory on this machine or lower max_model_len to " in str(caught.value)
+    assert "--" not in str(caught.value)  # a caller of the library has no command line
 
 
 # --- the plan itself ------------------------------------------------------------------------------
@@ -276,7 +280,7 @@ def test_gpu_budget() -> None:
     assert tight.why.startswith("GPU memory: weights, window")
     assert tight.short_by == tight.footprint.device_bytes + buffers
     assert (tight.largest_context, tight.largest_batch) == (0, 0)
-    with pytest.raises(CapacityError, match="no length and no batch fits, raise --gpu-memory"):
+    with pytest.raises(CapacityError, match="no length and no batch fits, raise gpu_memory"):
         tight.require_fit()
 
 

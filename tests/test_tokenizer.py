@@ -1,6 +1,7 @@
 import json
 import subprocess
 import sys
+import os
 
 import pytest
 from hypothesis import example, given, settings
@@ -196,7 +197,24 @@ class TestTokenizer:
 
     def test_a_directory_of_that_name(self, tmp_path):
         (tmp_path / "tokenizer.json").mkdir()
-        with pytest.raises(CheckpointError, match="cannot be read"):
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            Tokenizer.from_dir(tmp_path)
+
+    @pytest.mark.timeout(60)
+    def test_a_pipe_of_that_name(self, tmp_path):
+        os.mkfifo(tmp_path / "tokenizer.json")
+        with pytest.raises(CheckpointError, match="not a regular file"):
+            Tokenizer.from_dir(tmp_path)
+
+    def test_a_link_that_leaves_the_folder(self, checkpoint, tmp_path):
+        (tmp_path / "other").mkdir()
+        (tmp_path / "other" / "tokenizer.json").symlink_to(checkpoint / "tokenizer.json")
+        with pytest.raises(CheckpointError, match="links to a file outside"):
+            Tokenizer.from_dir(tmp_path / "other")
+
+    def test_a_pointer_says_how_to_fetch_it(self, tmp_path):
+        (tmp_path / "tokenizer.json").write_bytes(b"version https://git-lfs.github.com/spec/v1\n")
+        with pytest.raises(CheckpointError, match="git lfs pull"):
             Tokenizer.from_dir(tmp_path)
 
     def test_import_stays_light(self):

@@ -79,9 +79,6 @@ def install(wanted: str, extras: list[str]) -> None:
         "install",
         "-q",
     ]
-    constraints = ROOT / "constraints" / f"py{version[0]}{version[1]}.txt"
-    if constraints.exists():
-        pip += ["-c", str(constraints)]
     call(
         [*pip, "-e", f".[{','.join(extras)}]"],
         "installing failed for the reason above; it needs a package index and a C++17 compiler",
@@ -100,8 +97,7 @@ def fingerprint() -> str:
     """A digest of all that `.venv` is made from, its place included: a moved one does not work."""
     digest = hashlib.sha256(str(ROOT).encode())
     files = [ROOT / "pyproject.toml", Path(__file__).resolve()]
-    for folder in (ROOT / "ffi", ROOT / "constraints"):
-        files += sorted(file for file in folder.rglob("*") if file.is_file())
+    files += sorted(file for file in (ROOT / "ffi").rglob("*") if file.is_file())
     for file in files:
         digest.update(f"\0{file.relative_to(ROOT)}\0".encode())
         digest.update(file.read_bytes())

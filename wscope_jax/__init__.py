@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from wscope_jax.attention import attend_prompt as attend_prompt
     from wscope_jax.cache import InplaceKVCache as InplaceKVCache
     from wscope_jax.engine import Engine as Engine
-    from wscope_jax.generation import Event as Event
-    from wscope_jax.generation import Result as Result
     from wscope_jax.layout import Entries as Entries
     from wscope_jax.layout import EntryLayout as EntryLayout
     from wscope_jax.layout import Stream as Stream
@@ -27,6 +25,8 @@ if TYPE_CHECKING:
     from wscope_jax.partial import Partial as Partial
     from wscope_jax.partial import merge as merge
     from wscope_jax.roofline import Roofline as Roofline
+    from wscope_jax.rows import Event as Event
+    from wscope_jax.rows import Result as Result
     from wscope_jax.sampling import Sampling as Sampling
 
 __version__ = "0.1.0"
@@ -35,10 +35,10 @@ _HOME = {
     "Engine": "engine",
     "Entries": "layout",
     "EntryLayout": "layout",
-    "Event": "generation",
+    "Event": "rows",
     "InplaceKVCache": "cache",
     "Partial": "partial",
-    "Result": "generation",
+    "Result": "rows",
     "Roofline": "roofline",
     "Sampling": "sampling",
     "Stream": "layout",

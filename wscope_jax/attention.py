@@ -5,19 +5,19 @@ streamed, and three exact partial results over disjoint entries are merged. `att
 prompt, whose entries go straight to their final home. `evict` moves the oldest block of a row's window there.
 """
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from wscope_jax.layout import Entries, Region, byte_order, pack
+from wscope_jax.layout import ByteOrder, Entries, pack
 from wscope_jax.ops import host
 from wscope_jax.ops.prefill import causal_attention
 from wscope_jax.ops.streamed import streamed_attention
 from wscope_jax.ops.window import append, fill, oldest_block, window_attention
 from wscope_jax.partial import Partial, empty_partial, merge
 from wscope_jax.views import View, Views
-
-STORE_ORDERS = tuple(dict.fromkeys(byte_order(r) for r in (Region.UNPINNED, Region.PINNED)))
 
 
 def begin(
@@ -70,7 +70,7 @@ def end(
     """
     layout, spec = view.layouts[0], view.spec
     with jax.named_scope("window"):
-        rings = append(view.rings[0], entries, view.shared.length)
+        rings = append(view.rings[0], entries, view.shared.length, view.shared.active)
         near = window_attention(
             q, rings, view.shared.start, view.shared.length + 1, layout=layout, scale=scale
         )
@@ -158,32 +158,49 @@ def attend_prompt(
         o = causal_attention(q, entries.key, value, scale=scale).astype(q.dtype)
     stored = jax.tree.map(lambda x: x.astype(spec.storage), entries)
     with jax.named_scope("store"):
-        order = store_blocks(stored, view)
+        view = store_blocks(stored, view)
     start = (length // spec.block) * spec.block if spec.has_calls else jnp.int32(0)
     rings = fill(view.rings[0], stored, row, start, length)
-    view = View((rings, *view.rings[1:]), view.shared, view.layouts, spec, view.turn)
-    return o, view.with_shared(order=order)
+    return o, dataclasses.replace(view, rings=(rings, *view.rings[1:]))
 
 
-def evict(views: Views, *, row: Int32[Array, ""], start: Int32[Array, ""]) -> Int32[Array, ""]:
-    """Stores the oldest window block of `row`, in all layers, where the plan says; returns the order.
+def evict(
+    views: Views, *, row: Int32[Array, ""], start: Int32[Array, ""], order: ByteOrder
+) -> Int32[Array, ""]:
+    """Stores the oldest window block of `row`, in all layers, where the plan says.
 
     The rings are read only: the window answers for these entries until the manager has seen the ticket.
+
+    Args:
+        views: of the cache.
+        row: row of the batch.
+        start: the block's first entry.
+        order: byte order of the region that the block goes to.
+
+    Returns:
+        The order that the next program takes.
     """
     views = views.begin()
-    order = views.shared.order
     for layer in range(len(views.layers)):
-        view = views[layer].with_shared(order=order)
-        order = store_blocks(oldest_block(view.rings[0], row, start, views.spec.block), view)
-    return order
+        view = views[layer]
+        entries = oldest_block(view.rings[0], row, start, views.spec.block)
+        views = views.put(layer, store_blocks(entries, view, (order,)))
+    return views.shared.order
 
 
-def store_blocks(entries: Entries, view: View) -> Int32[Array, ""]:
-    """Packs all whole blocks once per byte order and calls `store` for each; the plan picks the blocks."""
+def store_blocks(entries: Entries, view: View, orders: tuple[ByteOrder, ...] | None = None) -> View:
+    """Packs whole blocks once per byte order and calls `store` for each; the plan picks the blocks.
+
+    Args:
+        entries: of one sequence, oldest first, in the storage dtype; a multiple of the block.
+        view: the layer's view.
+        orders: byte orders to store in; None = those of all readers that the cache has.
+
+    Returns:
+        The view behind the stores.
+    """
     order = view.shared.order
-    if not view.spec.has_calls:
-        return order
-    for bytes_in in STORE_ORDERS:
+    for bytes_in in view.spec.store_orders if orders is None else orders:
         blocks = pack(entries, view.layouts[0], view.spec.block, bytes_in)
         order = host.store(blocks, order, engine=view.spec.engine)
-    return order
+    return view.with_shared(order=order)

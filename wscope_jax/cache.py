@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from wscope_jax import forks
-from wscope_jax.attention import STORE_ORDERS
-from wscope_jax.compiled import Programs
+from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.errors import CapacityError, UsageError, is_out_of_memory
 from wscope_jax.evictions import Evictions
@@ -43,7 +42,7 @@ class InplaceKVCache:
         host_memory: bytes for both host regions together and the buffers that blocks pass through; None = as many as
             `batch` rows of `max_len` need.
         chunk_entries: entries of one layer in a streamed chunk.
-        programs: compiled programs to share with other caches of equal shapes.
+        compiled: programs to share with other caches of equal shapes.
 
     Attributes:
         placement: which block lives where.
@@ -65,7 +64,7 @@ class InplaceKVCache:
         dtype: str = "float32",
         host_memory: int | None = None,
         chunk_entries: int = CHUNK_ENTRIES,
-        programs: Programs | None = None,
+        compiled: CompiledPrograms | None = None,
     ) -> None:
         if window not in WINDOW_SIZES:
             raise UsageError(f"window: expected one of {WINDOW_SIZES}, got {window}")
@@ -79,7 +78,7 @@ class InplaceKVCache:
         self.max_len = max_len
         self.block = window
         self.policy = policy
-        self.programs = programs or Programs()
+        self.compiled = CompiledPrograms() if compiled is None else compiled
         itemsize = jnp.dtype(dtype).itemsize
         self.entry_bytes = self.layout.entry_bytes(itemsize)
         self._places = policy.uses_host or policy.uses_link
@@ -88,7 +87,8 @@ class InplaceKVCache:
         self._pools = HostPools(self.num_layers, window * self.entry_bytes, slots)
         with self._closing_on_error():
             self._dispatcher = Dispatcher(self._pools)
-        self._evictions = Evictions(self.placement, self._dispatcher, self.programs, self._route)
+        self._jobs = policy.schedule.jobs(self.num_layers, batch)
+        self._evictions = Evictions(self.placement, self._dispatcher, self.compiled, self._route)
         self._active: set[int] = set()
         self._turns = 1 if policy.uses_link else 0
         self._num_chunks = 0
@@ -188,6 +188,10 @@ class InplaceKVCache:
         """Rows that decode."""
         return sorted(self._active)
 
+    def holds(self, row: int) -> bool:
+        """Whether `row` holds a sequence."""
+        return self.placement.rows[row].is_live
+
     def length(self, row: int) -> int:
         """Tokens of `row`."""
         return self.placement.rows[row].length
@@ -228,6 +232,7 @@ class InplaceKVCache:
                 )
             self.placement.begin(row)
             self.placement.append(row, length)
+            self._plan = None  # the row's slots may have been another's
             while self._places and self.placement.window_length(row) >= self.block:
                 region = self._route(row)
                 if region is None:
@@ -253,9 +258,9 @@ class InplaceKVCache:
             slots = self.placement.rows[row].slots
             calls = [
                 [(i, slot) for i, slot in enumerate(slots) if byte_order(slot.region) is order]
-                for order in STORE_ORDERS
+                for order in self.spec.store_orders
             ]
-            ahead = (LAYERS_IN_FLIGHT - 1) * len(STORE_ORDERS)
+            ahead = (LAYERS_IN_FLIGHT - 1) * len(calls)
             self._dispatcher.wait(self._dispatcher.tickets - ahead)
             return self._dispatch(store_plan(layers, calls), fn)
 
@@ -296,7 +301,7 @@ class InplaceKVCache:
             for row in self._active:
                 self.placement.append(row)
             self._start_evictions()
-            for timing in self._dispatcher.timings(self.num_layers):
+            for timing in self._dispatcher.timings(len(self._jobs)):
                 self.policy = self.policy.observe(timing)
             return out
 
@@ -360,7 +365,7 @@ class InplaceKVCache:
         else:
             owner = np.zeros((0, 0), np.int32)
         self._plan = decode_plan(
-            self.policy.schedule.jobs(self.num_layers, self.batch),
+            self._jobs,
             [self.placement.table(r, Region.UNPINNED) if r in self._active else [] for r in rows],
             spans,
             self._turns,

@@ -4,6 +4,7 @@ In steady state nothing may be compiled: a program that is missing then is a sta
 there is none. What will be needed soon is compiled ahead on a thread of its own.
 """
 
+import dataclasses
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,22 +15,36 @@ import jax
 Compiled = Callable[..., Any]
 
 
-class Programs:
-    """Ahead-of-time compiled programs of one engine.
+@dataclasses.dataclass
+class _Store:
+    """Programs by key, shared by all calls of an engine; a future that is not done is being compiled."""
+
+    futures: dict[Hashable, Future[Compiled]] = dataclasses.field(default_factory=dict)
+    lock: threading.Lock = dataclasses.field(default_factory=threading.Lock)
+    executor: ThreadPoolExecutor | None = None
+
+
+class CompiledPrograms:
+    """Ahead-of-time compiled programs, each compiled once, and what one call had compiled.
 
     Attributes:
-        compiles: how many programs were compiled in each phase: "warmup" (before `is_steady` was set), "ahead" (on
-            the background thread), "stall" (in steady state, while the caller waited).
-        is_steady: set by the engine once it decodes.
+        compiles: how many programs this call had compiled in each phase: "warmup" (before `is_steady` was set),
+            "ahead" (on the background thread), "stall" (in steady state, while the caller waited).
+        is_steady: set by a call once it decodes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, store: _Store | None = None) -> None:
         self.compiles = {"warmup": 0, "ahead": 0, "stall": 0}
         self.is_steady = False
-        self._compiled: dict[Hashable, Compiled] = {}
-        self._ahead: dict[Hashable, Future[Compiled]] = {}
-        self._lock = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
+        self._store = store or _Store()
+
+    def for_call(self) -> "CompiledPrograms":
+        """The same programs, with a count and a phase of their own."""
+        return CompiledPrograms(self._store)
+
+    def __contains__(self, key: Hashable) -> bool:
+        """Whether the program is there or on its way."""
+        return key in self._store.futures
 
     def get(
         self,
@@ -46,20 +61,17 @@ class Programs:
             args: arrays or `jax.ShapeDtypeStruct`s.
             donate: numbers of the arguments whose buffers the program may take over.
         """
-        with self._lock:
-            if key in self._compiled:
-                return self._compiled[key]
-            pending = self._ahead.pop(key, None)
-        if pending is not None:
-            if self.is_steady and not pending.done():
-                self.compiles["stall"] += 1
-            compiled = pending.result()
-        else:
+        with self._store.lock:
+            future = self._store.futures.get(key)
+            is_mine = future is None
+            if future is None:
+                future = self._store.futures[key] = Future()
+        if is_mine:
             self.compiles["stall" if self.is_steady else "warmup"] += 1
-            compiled = _compile(fn, args, donate)
-        with self._lock:
-            self._compiled[key] = compiled
-        return compiled
+            self._compile(key, future, fn, args, donate)
+        elif self.is_steady and not future.done():
+            self.compiles["stall"] += 1
+        return future.result()
 
     def call(
         self,
@@ -79,34 +91,53 @@ class Programs:
         donate: tuple[int, ...] = (),
     ) -> None:
         """Compiles a program on the background thread, so that a later `get` finds it."""
+        if key in self:
+            return
         shapes = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args)
-        with self._lock:
-            if key in self._compiled or key in self._ahead:
+        store = self._store
+        with store.lock:
+            if key in store.futures:
                 return
-            if self._executor is None:
-                self._executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-compile")
+            if store.executor is None:
+                store.executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-compile")
+            future: Future[Compiled] = Future()
             try:
-                self._ahead[key] = self._executor.submit(_compile, fn, shapes, donate)
+                store.executor.submit(self._compile, key, future, fn, shapes, donate)
             except (
                 RuntimeError
             ):  # the system refuses the thread: `get` compiles it when it is needed
                 return
+            store.futures[key] = future
             self.compiles["ahead"] += 1
+
+    def _compile(
+        self,
+        key: Hashable,
+        future: Future[Compiled],
+        fn: Callable[..., Any],
+        args: tuple[Any, ...],
+        donate: tuple[int, ...],
+    ) -> None:
+        """Compiles a program into its future; one that fails may be tried again."""
+        try:
+            future.set_result(jax.jit(fn, donate_argnums=donate).lower(*args).compile())
+        except BaseException as error:
+            with self._store.lock:
+                self._store.futures.pop(key, None)
+            future.set_exception(error)
+            if not isinstance(error, Exception):
+                raise
 
     def settle(self) -> None:
         """Waits until everything that is compiled ahead is there."""
-        with self._lock:
-            pending = list(self._ahead.values())
+        with self._store.lock:
+            pending = list(self._store.futures.values())
         for future in pending:
             future.exception()
 
     def close(self, *, wait: bool = True) -> None:
         """Stops the background thread; waits for a compilation that has begun if `wait`."""
-        with self._lock:
-            executor, self._executor = self._executor, None
+        with self._store.lock:
+            executor, self._store.executor = self._store.executor, None
         if executor is not None:
             executor.shutdown(wait=wait, cancel_futures=True)
-
-
-def _compile(fn: Callable[..., Any], args: tuple[Any, ...], donate: tuple[int, ...]) -> Compiled:
-    return jax.jit(fn, donate_argnums=donate).lower(*args).compile()

@@ -23,9 +23,8 @@ from wscope_jax.layout import EntryLayout, Stream
 from wscope_jax.models import BY_TYPE, abstract, read_config
 from wscope_jax.models.config import MAX_LAYERS, MAX_WIDTH, ModelConfig, read_dtype
 from wscope_jax.models.fields import Fields
-from wscope_jax.models.registry import STORED_DTYPES
+from wscope_jax.models.registry import STORED_DTYPES, choose_dtype
 from wscope_jax.models.rope import MAX_POSITIONS
-from wscope_jax.models.tensors import EMBEDDING
 
 ITEM_BYTES: Final[Mapping[str, int]] = {"bfloat16": 2, "float32": 4}
 
@@ -125,7 +124,7 @@ def _describe(
         count = sum(math.prod(tensor.shape) for tensor in tensors.values())
         if any(tensor.dtype not in STORED_DTYPES for tensor in tensors.values()):
             quantised = sum(map(stored_bytes, tensors.values()))
-    name_of_dtype = dtype or _own_dtype(fields, tensors)
+    name_of_dtype = dtype or choose_dtype(read_dtype(fields), tensors, fields.path, "bfloat16")
     is_published = quantised and dtype is None
     return Configuration(
         name=name,
@@ -137,17 +136,6 @@ def _describe(
         position_limit=limit,
         has_model=model_type in BY_TYPE,
     )
-
-
-def _own_dtype(fields: Fields, tensors: Mapping[str, Stored]) -> str:
-    first = tensors.get(EMBEDDING) or next(iter(tensors.values()), None)
-    stored = STORED_DTYPES.get(first.dtype, "bfloat16") if first else "bfloat16"
-    dtype = read_dtype(fields) or stored
-    if dtype not in ITEM_BYTES:
-        raise CheckpointError(
-            f"{fields.path}: its dtype is {dtype}; choose dtype float32 (exact) or bfloat16 yourself"
-        )
-    return dtype
 
 
 def _latent(width: int, value: int, tokens_per_entry: int = 1) -> EntryLayout:

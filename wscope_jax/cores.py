@@ -9,6 +9,9 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from wscope_jax import cgroups
+from wscope_jax.cgroups import CGROUP, PROC
+
 
 class Share(NamedTuple):
     """Threads of the two pools that work at the same time.
@@ -22,7 +25,7 @@ class Share(NamedTuple):
     xla: int
 
 
-def available(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
+def available(proc: Path = PROC, cgroup: Path = CGROUP) -> int:
     """Whole cores that this process may keep busy, by affinity and cgroup quota; at least 1.
 
     Args:
@@ -52,43 +55,15 @@ def split(cores: int, *, gpu: bool = False, threads: int | None = None) -> Share
     return Share(workers=workers, xla=max(1, cores - workers))
 
 
-def quota_cores(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> float | None:
+def quota_cores(proc: Path = PROC, cgroup: Path = CGROUP) -> float | None:
     """CPU time, in cores, that the cgroups of this process grant; None without a limit.
 
     Args:
         proc: The mounted proc file system.
         cgroup: The mounted cgroup file system (version 1 or 2).
     """
-    limits = []
-    for base, path in _groups(proc, cgroup):
-        # A limit holds for everything below it. Inside a container the path may name a group of the
-        # host that is not mounted here; what is missing limits nothing.
-        for group in (path, *path.parents):
-            limit = _limit(base / group)
-            if limit is not None:
-                limits.append(limit)
-    return min(limits, default=None)
-
-
-def _groups(proc: Path, cgroup: Path) -> list[tuple[Path, Path]]:
-    """The (mount point, group below it) pairs that may bound this process."""
-    try:
-        lines = (proc / "self" / "cgroup").read_text().splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        _, _, rest = line.partition(":")
-        controllers, _, name = rest.partition(":")
-        group = Path(name.lstrip("/"))
-        if ".." in group.parts:  # a group outside this cgroup namespace
-            group = Path()
-        if not controllers:
-            found.append((cgroup, group))
-        elif "cpu" in controllers.split(","):
-            found.append((cgroup / controllers, group))
-            found.append((cgroup / "cpu", group))
-    return found
+    limits = map(_limit, cgroups.folders("cpu", proc, cgroup))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _limit(group: Path) -> float | None:

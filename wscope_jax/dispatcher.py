@@ -143,10 +143,12 @@ class Dispatcher:
         Raises:
             WscopeError: a call failed, or the deadline passed.
         """
-        waited_s = 0.0
+        stuck_s, completed = 0.0, self.completed
         while ticket > 0 and not self._queue.wait_completed(ticket, SLICE_S):
-            waited_s += SLICE_S
-            if self._queue.poison is None and self._ended is None and waited_s < DEADLINE_S:
+            # Before its store is reached a program may compute for minutes; only bytes under way can be stuck.
+            is_moving = self._queue.staged_layers > 0 and self.completed == completed
+            stuck_s, completed = (stuck_s + SLICE_S if is_moving else 0.0), self.completed
+            if self._queue.poison is None and self._ended is None and stuck_s < DEADLINE_S:
                 continue
             self._ended = (
                 self._ended or self._queue.poison or f"no store ended within {DEADLINE_S:.0f} s"

@@ -13,16 +13,17 @@ import numpy.typing as npt
 
 from wscope_jax import calibration, cores, forks, machine, policies
 from wscope_jax.cache import InplaceKVCache
-from wscope_jax.compiled import Programs
+from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import start_workers
 from wscope_jax.errors import UsageError
 from wscope_jax.footprint import CHUNK_ENTRIES
-from wscope_jax.generation import Generation, Result
+from wscope_jax.generation import Generation
 from wscope_jax.memory_plan import plan
 from wscope_jax.models import registry
 from wscope_jax.policies import Policy, Resident, WriteScope
 from wscope_jax.programs import ModelPrograms
 from wscope_jax.progress import SILENT, Progress
+from wscope_jax.rows import Result
 from wscope_jax.sampling import Sampling, row_operands
 from wscope_jax.token_ids import Prompt, id_array, prompt_ids
 from wscope_jax.tokenizer import Tokenizer
@@ -75,7 +76,8 @@ class Engine:
         self.eos_ids = eos_ids
         self.dtype = str(model.embed(jnp.zeros(1, jnp.int32)).dtype)
         self.chunk_entries = CHUNK_ENTRIES
-        self._programs = ModelPrograms(model, Programs())
+        self._compiled = CompiledPrograms()
+        self._programs = ModelPrograms(model)
         if threads is not None and threads < 1:
             raise UsageError(f"threads: expected at least 1, got {threads}")
         start_workers(_num_workers(threads))
@@ -171,25 +173,33 @@ class Engine:
         """
         self._check_open()
         ids = prompt_ids(prompts, self.model.vocab_size, self.tokenizer)
-        settings = sampling or Sampling()
+        settings = Sampling() if sampling is None else sampling
         samplings = [settings] * len(ids) if isinstance(settings, Sampling) else list(settings)
         if len(samplings) != len(ids):
             raise UsageError(
                 f"sampling: expected one setting for each of {len(ids)} prompts, got {len(samplings)}"
             )
         for setting in samplings:
+            if setting.stop and self.tokenizer is None:
+                raise UsageError(
+                    "stop: this checkpoint has no tokenizer.json, so there is no text to find stop strings in"
+                )
             if setting.top_k > self.model.vocab_size:
                 raise UsageError(
                     f"top_k: expected an integer from 0 to {self.model.vocab_size}, the size of the vocabulary, "
                     f"got {setting.top_k}"
                 )
         longest = max(map(len, ids))
-        max_len = max_model_len or max(
-            len(row) + setting.max_new_tokens for row, setting in zip(ids, samplings, strict=True)
-        )
-        if longest > max_len:
+        max_len = max_model_len
+        if max_len is None:
+            max_len = max(
+                len(row) + setting.max_new_tokens
+                for row, setting in zip(ids, samplings, strict=True)
+            )
+        if longest >= max_len:
             raise UsageError(
-                f"prompt: {longest} tokens exceed max_model_len={max_len}; shorten it or raise the limit"
+                f"prompt: {longest} tokens leave no room for a new one in max_model_len={max_len}; shorten it or raise "
+                "the limit"
             )
         self._warn_of_positions(max_len)
         return Generation(
@@ -239,9 +249,10 @@ class Engine:
             raise UsageError(
                 f"prefill: expected 1 to {num_tokens}, the number of tokens, got {prefill}"
             )
-        max_len = max_model_len or num_tokens
+        max_len = num_tokens if max_model_len is None else max_model_len
         if num_tokens > max_len:
             raise UsageError(f"tokens: {num_tokens} tokens exceed max_model_len={max_len}")
+        self._warn_of_positions(num_tokens)
         rows = row_operands([Sampling()] * batch)
         with self._cache(batch, max_len) as cache:
             first = []
@@ -252,7 +263,7 @@ class Engine:
                     self.progress.prefilling(done, batch * prefill)
 
                 x = self._programs.prefill(cache, row, ids_BT[row, :prefill].tolist(), report)
-                first.append(np.asarray(self._programs.logits(x[prefill - 1 : prefill]))[0])
+                first.append(np.asarray(self._programs.logits(cache, x[prefill - 1 : prefill]))[0])
             steps = [np.stack(first)]
             for t in range(prefill, num_tokens):
                 _, logits = self._programs.step(cache, jnp.array(ids_BT[:, t]), rows)
@@ -269,7 +280,7 @@ class Engine:
         for row in range(batch):
             with self._cache(1, num_tokens, policy=Resident()) as cache:
                 x = self._programs.prefill(cache, 0, ids_BT[row].tolist())
-                out.append(np.asarray(self._programs.logits(x))[:num_tokens])
+                out.append(np.asarray(self._programs.logits(cache, x))[:num_tokens])
         return np.stack(out)
 
     # --- inside -----------------------------------------------------------------------------------------------------
@@ -285,7 +296,7 @@ class Engine:
             window=self.window,
             itemsize=jnp.dtype(self.dtype).itemsize,
             # Without a budget of the user's all that the machine has left may be used, for windows too.
-            host_memory=machine.memory().room if is_free else self.host_memory,
+            host_memory=machine.memory().budget if is_free else self.host_memory,
             is_shared=is_free,
             chunk_entries=self.chunk_entries,
         ).require_fit()
@@ -298,7 +309,7 @@ class Engine:
             dtype=self.dtype,
             host_memory=self.host_memory,
             chunk_entries=self.chunk_entries,
-            programs=self._programs.programs,
+            compiled=self._compiled.for_call(),
         )
 
     def _warn_of_positions(self, max_len: int) -> None:
@@ -324,7 +335,7 @@ class Engine:
             return
         self._is_closed = True
         jax.effects_barrier()
-        self._programs.programs.close(wait=wait)
+        self._compiled.close(wait=wait)
 
     def __enter__(self) -> "Engine":
         return self

@@ -8,10 +8,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from wscope_jax.attention import STORE_ORDERS, evict
-from wscope_jax.compiled import Programs
+from wscope_jax.attention import evict
+from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import Dispatcher
-from wscope_jax.layout import WINDOW_SPARE, EntryLayout, Region, byte_order
+from wscope_jax.footprint import moves_under_way
+from wscope_jax.layout import ByteOrder, EntryLayout, Region, byte_order
 from wscope_jax.placement import Placement
 from wscope_jax.step_plan import store_plan
 from wscope_jax.views import CacheSpec, Rings, Shared, Views
@@ -29,16 +30,16 @@ class Evictions:
     Args:
         placement: where blocks live; updated here.
         dispatcher: of the cache.
-        programs: compiled programs.
+        compiled: compiled programs.
         route: host region of the oldest window block of a row, or None if nothing has room.
     """
 
     def __init__(
-        self, placement: Placement, dispatcher: Dispatcher, programs: Programs, route: Route
+        self, placement: Placement, dispatcher: Dispatcher, compiled: CompiledPrograms, route: Route
     ) -> None:
         self._placement = placement
         self._dispatcher = dispatcher
-        self._programs = programs
+        self._compiled = compiled
         self._route = route
         self._tickets: dict[int, int] = {}  # row -> ticket of its block under way
 
@@ -54,8 +55,7 @@ class Evictions:
             if row not in self and self._placement.window_length(row) >= self._placement.block
         ]
         full.sort(key=lambda row: -self._placement.window_length(row))
-        # Rows of equal length fall due in the same step: spread them over half of the spare entries.
-        return full[: -(-2 * len(self._placement.rows) // WINDOW_SPARE)]
+        return full[: max(0, moves_under_way(len(self._placement.rows)) - len(self._tickets))]
 
     def start(self, row: int, views: Views) -> Views | None:
         """Sends the oldest block of a row's window on its way.
@@ -66,13 +66,13 @@ class Evictions:
         region = self._route(row)
         if region is None:
             return None
-        start = jnp.int32(self._placement.window_start(row))
+        index, start = jnp.int32(row), jnp.int32(self._placement.window_start(row))
+        # Compiled before anything is written down: a compilation may fail or be interrupted.
+        program = self._program(views, index, start, byte_order(region))
         slot = self._placement.start_move(row, region)
-        calls = [[(0, slot)] if byte_order(region) is order else [] for order in STORE_ORDERS]
-        program = self._program(views, jnp.int32(row), start)
-        args = (views.layers, views.shared.order, jnp.int32(row), start)
         order = self._dispatcher.dispatch(
-            store_plan(range(len(views.layers)), calls), lambda: program(*args)
+            store_plan(range(len(views.layers)), [[(0, slot)]]),
+            lambda: program(views.layers, views.shared.order, index, start),
         )
         self._tickets[row] = self._dispatcher.tickets
         return dataclasses.replace(views, shared=views.shared._replace(order=order))
@@ -97,14 +97,17 @@ class Evictions:
     def compile(self, views: Views) -> None:
         """Compiles the program of `start` before it is needed."""
         index = jax.ShapeDtypeStruct((), jnp.int32)
-        self._program(views, index, index)
+        for order in views.spec.store_orders:
+            self._program(views, index, index, order)
 
-    def _program(self, views: Views, row: Any, start: Any) -> Callable[..., jax.Array]:
-        batch = len(self._placement.rows)
-        key = ("evict", views.spec, views.layouts, batch)
-        fn = functools.partial(_evict, spec=views.spec, layouts=views.layouts)
+    def _program(
+        self, views: Views, row: Any, start: Any, order: ByteOrder
+    ) -> Callable[..., jax.Array]:
+        """The region is known when a move starts, so each byte order has a program of its own."""
+        key = ("evict", order, views.spec, views.layouts, len(self._placement.rows))
+        fn = functools.partial(_evict, byte_order=order, spec=views.spec, layouts=views.layouts)
         args = (views.layers, views.shared.order, row, start)
-        program: Callable[..., jax.Array] = self._programs.get(key, fn, args, donate=(1,))
+        program: Callable[..., jax.Array] = self._compiled.get(key, fn, args, donate=(1,))
         return program
 
 
@@ -114,9 +117,11 @@ def _evict(
     row: jax.Array,
     start: jax.Array,
     *,
+    byte_order: ByteOrder,
     spec: CacheSpec,
     layouts: tuple[tuple[EntryLayout, ...], ...],
 ) -> jax.Array:
+    # Of what layers share only the order is donated to this program; it touches nothing else.
     nothing = jnp.zeros((0,), jnp.int32)
     shared = Shared(nothing, nothing, nothing, nothing, nothing, order)
-    return evict(Views(layers, shared, layouts, spec), row=row, start=start)
+    return evict(Views(layers, shared, layouts, spec), row=row, start=start, order=byte_order)

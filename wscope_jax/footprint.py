@@ -19,6 +19,15 @@ LAYERS_IN_FLIGHT: Final = 2  # prefill layers whose entries may be alive outside
 Layers = tuple[tuple[Stream, ...], ...]
 
 
+def moves_under_way(batch: int) -> int:
+    """Rows whose blocks may be on their way out of the window at the same time.
+
+    Rows of equal length fall due in the same step: they are spread over half of the spare ring entries, and a move may
+    take longer than a step.
+    """
+    return max(2, -(-4 * batch // WINDOW_SPARE))
+
+
 @dataclasses.dataclass(frozen=True)
 class PlannedStream(Stream):
     """A stream as a plan knows it: of kinds, too, that no cache holds yet.
@@ -162,7 +171,7 @@ class Footprint:
             return sum(min(most, self.row_blocks(s)) * self.block_bytes(s) for s in layer)
 
         prefill = LAYERS_IN_FLIGHT * max(map(layer_bytes, set(self.streams)), default=0)
-        rows = -(-2 * self.batch // WINDOW_SPARE)  # that give a block away in the same step
+        rows = 1 + moves_under_way(self.batch)  # and one whose window is full, which is waited for
         moved = sum(
             num * self.block_bytes(s) for s, num in self._counts() if min(most, self.row_blocks(s))
         )

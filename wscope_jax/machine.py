@@ -12,8 +12,9 @@ from typing import Final, NamedTuple
 
 import psutil
 
-PROC: Final = Path("/proc")
-CGROUP: Final = Path("/sys/fs/cgroup")
+from wscope_jax import cgroups
+from wscope_jax.cgroups import CGROUP, PROC
+
 NODES: Final = Path("/sys/devices/system/node")
 HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 NO_LIMIT: Final = 1 << 60  # version 1 spells "no limit" as a number of about 2^63
@@ -47,6 +48,11 @@ class Memory(NamedTuple):
     limit: int | None
     room: int
 
+    @property
+    def budget(self) -> int:
+        """Bytes that a plan or a run takes for itself when it is given no host budget: `room` but for a margin."""
+        return self.room - margin_of(self.room)
+
 
 def margin_of(num_bytes: int) -> int:
     """Bytes of a memory of this size that a plan leaves to programs and activations."""
@@ -76,7 +82,7 @@ def memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Memory:
     """
     whole = psutil.virtual_memory()
     limit, room = None, int(whole.available)
-    for group in _groups(proc, cgroup):
+    for group in cgroups.folders("memory", proc, cgroup):
         allowed = _number(group / "memory.max", group / "memory.limit_in_bytes")
         if allowed is None or allowed >= min(NO_LIMIT, whole.total):
             continue
@@ -84,25 +90,6 @@ def memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Memory:
         used = _number(group / "memory.current", group / "memory.usage_in_bytes") or 0
         room = min(room, max(0, allowed - used + _reclaimable(group)))
     return Memory(int(whole.total), int(whole.available), limit, room)
-
-
-def _groups(proc: Path, cgroup: Path) -> list[Path]:
-    """Folders of the groups that may bound this process's memory: its own and all above it."""
-    found: list[Path] = []
-    for line in _lines(proc / "self" / "cgroup"):
-        controllers, _, name = line.partition(":")[2].partition(":")
-        path = Path(name.lstrip("/"))
-        if ".." in path.parts:  # a group outside this cgroup namespace
-            path = Path()
-        if not controllers:
-            bases = [cgroup]
-        elif "memory" in controllers.split(","):
-            bases = [cgroup / controllers, cgroup / "memory"]
-        else:
-            continue
-        # Inside a container the path may name a group of the host that is not mounted here.
-        found += [base / group for base in bases for group in (path, *path.parents)]
-    return list(dict.fromkeys(found))
 
 
 def _reclaimable(group: Path) -> int:
@@ -198,10 +185,10 @@ def _nvml() -> ctypes.CDLL | None:
         return None
 
 
-def expects_gpu(gpu_count: int) -> bool:
-    """Whether jax would take a GPU, by JAX_PLATFORMS and the number of GPUs there are."""
+def expects_gpu() -> bool:
+    """Whether jax would take a GPU, told without starting it: there is one, and JAX_PLATFORMS lets it."""
     asked = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
-    return gpu_count > 0 and asked in ("", "cuda", "gpu")
+    return asked in ("", "cuda", "gpu") and bool(gpus())
 
 
 def _number(*files: Path) -> int | None:

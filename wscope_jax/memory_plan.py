@@ -162,7 +162,7 @@ class Plan:
 
     @property
     def why(self) -> str | None:
-        """One line: what is short of what, and what would fit; None if it fits."""
+        """One line: what is short of what; None if it fits."""
         if self.fits:
             return None
         texts = []
@@ -187,25 +187,35 @@ class Plan:
             else "window, PING-PONG and spare"
         )
 
-    @property
-    def remedy(self) -> str:
-        """What to do if it does not fit, with the largest sizes that do."""
-        size, flags = self.footprint, " and ".join(f"--{name}-memory" for name in self.shortages)
-        if self.is_shared:
-            flags = "--host-memory and --gpu-memory to plan for another machine"
-        choices = [f"use {flags}" if self.is_shared else f"raise {flags}"]
-        if self.largest_context:
-            choices.append(f"lower --max-model-len to {self.largest_context}")
-        if self.largest_batch:
-            choices.append(f"take {self.largest_batch} of the {size.batch} sequences")
-        if len(choices) == 1:
-            return f"no length and no batch fits, {choices[0]}"
-        return f"{', '.join(choices[:-1])} or {choices[-1]}"
+    def require_fit(
+        self,
+        *,
+        shorter: str = "lower max_model_len to {}",
+        fewer: str = "take {} of the sequences",
+        larger: str | None = None,
+    ) -> None:
+        """Does nothing if the plan fits. The arguments are what a caller's user can do, in the user's words.
 
-    def require_fit(self) -> None:
-        """Raises CapacityError with what is missing, and what would fit, if the plan does not fit."""
-        if not self.fits:
-            raise CapacityError(f"{self.why}; {self.remedy}")
+        Args:
+            shorter: where there are tokens of each row that fit, "{}" is their number.
+            fewer: where there are rows that fit, "{}" is their number.
+            larger: about the budgets that are short.
+
+        Raises:
+            CapacityError: it does not fit; says what is missing, and what would fit.
+        """
+        if self.fits:
+            return
+        if larger is None:
+            short = " and ".join(f"{name}_memory" for name in self.shortages)
+            larger = "free memory on this machine" if self.is_shared else f"raise {short}"
+        choices = [larger]
+        if self.largest_context:
+            choices.append(shorter.format(self.largest_context))
+        if self.largest_batch:
+            choices.append(fewer.format(self.largest_batch))
+        nothing = "" if len(choices) > 1 else "no length and no batch fits, "
+        raise CapacityError(f"{self.why}; {nothing}{' or '.join(choices)}")
 
     def _layer_dict(self, layer: tuple[StreamPlan, ...]) -> dict[str, Any]:
         return {

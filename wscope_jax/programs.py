@@ -15,7 +15,6 @@ from flax import nnx
 
 from wscope_jax.attention import attend_prompt
 from wscope_jax.cache import InplaceKVCache
-from wscope_jax.compiled import Programs
 from wscope_jax.sampling import RowSampling, sample
 from wscope_jax.schedules import Schedule
 from wscope_jax.step_plan import turn_bucket
@@ -47,15 +46,13 @@ class Split:
 
 
 class ModelPrograms:
-    """Compiled programs of one model.
+    """Programs of one model; compiled forms are kept and counted by the cache that they run over.
 
     Args:
         model: see `models`.
-        programs: where compiled programs are kept and counted.
     """
 
-    def __init__(self, model: Any, programs: Programs) -> None:
-        self.programs = programs
+    def __init__(self, model: Any) -> None:
         self.num_layers: int = model.num_layers
         self._model = Split.of(model)
         self._layers = [Split.of(layer) for layer in model.layers]
@@ -92,24 +89,19 @@ class ModelPrograms:
         cache.compile_evict()
 
     def _step_program(self, cache: InplaceKVCache, ids: Any, rows: RowSampling) -> Any:
-        turns, most = cache.num_turns, cache.most_turns
-        program = self._get_step(cache, ids, rows, turns)
-        if turns < most and 4 * cache.num_chunks >= 3 * turns:
-            self._get_step(cache, ids, rows, turn_bucket(turns + 1), ahead=True)
-        return program
-
-    def _get_step(
-        self, cache: InplaceKVCache, ids: Any, rows: RowSampling, turns: int, *, ahead: bool = False
-    ) -> Any:
-        views = cache.views
-        owner: Any = jax.ShapeDtypeStruct((turns, cache.slots_per_chunk), jnp.int32)
-        views = dataclasses.replace(views, shared=views.shared._replace(owner=owner))
-        schedule = cache.policy.schedule
-        key = ("step", cache.spec, cache.batch, cache.slots_per_chunk, turns, schedule)
+        turns, schedule = cache.num_turns, cache.policy.schedule
         fn = functools.partial(_decode_step, model=self._model, schedule=schedule)
-        args = (self._model.leaves, ids, views, rows)
-        get = self.programs.prepare if ahead else self.programs.get
-        return get(key, fn, args, donate=(2,))
+        key = ("step", cache.spec, cache.batch, cache.slots_per_chunk, schedule)
+        args = (self._model.leaves, ids, cache.views, rows)
+        program = cache.compiled.get((*key, turns), fn, args, donate=(2,))
+        if turns < cache.most_turns and 4 * cache.num_chunks >= 3 * turns:
+            more = turn_bucket(turns + 1)
+            if (*key, more) not in cache.compiled:
+                owner: Any = jax.ShapeDtypeStruct((more, cache.slots_per_chunk), jnp.int32)
+                shared = cache.views.shared._replace(owner=owner)
+                args = (*args[:2], dataclasses.replace(cache.views, shared=shared), rows)
+                cache.compiled.prepare((*key, more), fn, args, donate=(2,))
+        return program
 
     # --- prefill ----------------------------------------------------------------------------------------------------
 
@@ -134,11 +126,11 @@ class ModelPrograms:
         cache.begin_prompt(row, len(ids))
         padded = cache.block * turn_bucket(-(-len(ids) // cache.block))
         # Padding repeats the prompt: a masked product with a NaN, which another token may have, would still be NaN.
-        x = self._embed(jnp.array(ids + ids[-1:] * (padded - len(ids)), jnp.int32))
+        x = self._embed(cache, jnp.array(ids + ids[-1:] * (padded - len(ids)), jnp.int32))
         index, length = jnp.int32(row), jnp.int32(len(ids))
         for i in range(self.num_layers):
             x = cache.write_prompt(
-                row, (i,), functools.partial(self._prefill_layer, i, x, index, length, cache.batch)
+                row, (i,), functools.partial(self._prefill_layer, i, x, index, length, cache)
             )
             if report is not None:
                 report(i + 1)
@@ -146,7 +138,13 @@ class ModelPrograms:
         return x
 
     def _prefill_layer(
-        self, i: int, x: jax.Array, row: jax.Array, length: jax.Array, batch: int, views: Views
+        self,
+        i: int,
+        x: jax.Array,
+        row: jax.Array,
+        length: jax.Array,
+        cache: InplaceKVCache,
+        views: Views,
     ) -> tuple[Views, jax.Array]:
         layer = self._layers[i]
         # The plan names the layer, so layers of one kind share a program.
@@ -154,32 +152,33 @@ class ModelPrograms:
             "prefill",
             self._kinds[i],
             views.spec,
-            batch,
+            cache.batch,
             x.shape,
             views.shared.slots.shape,
             views.shared.owner.shape,
         )
         fn = functools.partial(_prefill_layer, layer=layer)
-        view, x = self.programs.call(
-            key, fn, (layer.leaves, x, views[i], row, length), donate=(1, 2)
-        )
+        args = (layer.leaves, x, views[i], row, length)
+        view, x = cache.compiled.call(key, fn, args, donate=(1, 2))
         return views.put(i, view), x
 
-    def _embed(self, ids: jax.Array) -> jax.Array:
+    def _embed(self, cache: InplaceKVCache, ids: jax.Array) -> jax.Array:
         fn = functools.partial(_embed, model=self._model)
-        x: jax.Array = self.programs.call(("embed", ids.shape), fn, (self._model.leaves, ids))
+        x: jax.Array = cache.compiled.call(("embed", ids.shape), fn, (self._model.leaves, ids))
         return x
 
-    def logits(self, x: jax.Array) -> jax.Array:
+    def logits(self, cache: InplaceKVCache, x: jax.Array) -> jax.Array:
         """Float32 logits [N, vocabulary] of the last layer's output [N, M]."""
         fn = functools.partial(_logits, model=self._model)
-        out: jax.Array = self.programs.call(("logits", x.shape), fn, (self._model.leaves, x))
+        out: jax.Array = cache.compiled.call(("logits", x.shape), fn, (self._model.leaves, x))
         return out
 
-    def sample(self, logits: jax.Array, rows: RowSampling, positions: jax.Array) -> jax.Array:
+    def sample(
+        self, cache: InplaceKVCache, logits: jax.Array, rows: RowSampling, positions: jax.Array
+    ) -> jax.Array:
         """Next token of each row from its logits [B, vocabulary], at positions int32 [B]; NO_TOKEN as in `step`."""
         key = ("sample", logits.shape)
-        out: jax.Array = self.programs.call(key, _sample, (logits, rows, positions))
+        out: jax.Array = cache.compiled.call(key, _sample, (logits, rows, positions))
         return out
 
 
@@ -206,8 +205,7 @@ def _prefill_layer(
     leaves: Leaves, x: jax.Array, view: View, row: jax.Array, length: jax.Array, *, layer: Split
 ) -> tuple[View, jax.Array]:
     module = layer.join(leaves)
-    if view.spec.has_calls:
-        view = view.begin()
+    view = view.begin()
     positions = jnp.arange(x.shape[0], dtype=jnp.int32)
     new = module.project(x, positions, None)
     o, view = attend_prompt(new.q, new.entries[0], view, row=row, length=length, scale=module.scale)

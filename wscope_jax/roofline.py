@@ -132,7 +132,7 @@ class Roofline:
         """The model after a step was timed.
 
         A and B follow the median of their newest measured values. One observation changes either by
-        a factor of 1.25 and the share of what was timed by 0.4 at most. A time that cannot be
+        a factor of `MOST_CHANGE` and a step of the nudge (1.2 x e^0.01) at most. A time that cannot be
         one (zero, negative, not a number, absurdly long or short) leaves the values of its side as
         they were. A side without entries is not measured, but is not lost either: unless its fixed
         cost forbids it, no share is exactly 0 or 1, so routing gives each side a block now and

@@ -42,22 +42,41 @@ def id_array(ids: Any, vocab_size: int) -> npt.NDArray[np.int32]:
         raise UsageError(
             f"tokens: expected integers [T] or [B, T], at least one, got {array.dtype} {list(array.shape)}"
         )
-    _check(array, vocab_size, "tokens")
+    check_ids(array, vocab_size, "tokens")
     return np.atleast_2d(array).astype(np.int32)
+
+
+def check_ids(ids: npt.ArrayLike, vocab_size: int, where: str) -> None:
+    """Checks that there are token ids, and that the model has them.
+
+    Args:
+        ids: integers [T] or [B, T].
+        vocab_size: number of ids that the model has.
+        where: what the message calls them.
+
+    Raises:
+        UsageError: there is none, or one is out of range.
+    """
+    flat = np.asarray(ids).reshape(-1)
+    if not len(flat):
+        raise UsageError(f"{where} is empty: it has no token; give it one")
+    wrong = np.flatnonzero((flat < 0) | (flat >= vocab_size))
+    if len(wrong):
+        at = int(wrong[0])
+        raise UsageError(
+            f"{where}: id {int(flat[at])} at index {at} is outside the vocabulary, 0 to "
+            f"{vocab_size - 1}; was it made with another tokenizer?"
+        )
 
 
 def _ids(number: int, prompt: Prompt, vocab_size: int, tokenizer: Tokenizer | None) -> list[int]:
     if isinstance(prompt, str):
         if tokenizer is None:
-            raise UsageError(
-                "prompt: this checkpoint has no tokenizer.json; give token ids (--tokens F.npy)"
-            )
+            raise UsageError("prompt: this checkpoint has no tokenizer.json; give token ids")
         ids = tokenizer.encode(prompt)
     else:
         ids = [_integer(value, at, number) for at, value in enumerate(prompt)]
-    if not ids:
-        raise UsageError(f"prompt: prompt {number} is empty; give at least one token")
-    _check(np.asarray(ids), vocab_size, f"prompt {number}")
+    check_ids(ids, vocab_size, f"prompt {number}")
     return ids
 
 
@@ -70,14 +89,3 @@ def _integer(value: Any, at: int, number: int) -> int:
         raise UsageError(
             f"tokens: {value!r:.60} at index {at} of prompt {number} is no token id; give integers"
         ) from None
-
-
-def _check(ids: npt.NDArray[Any], vocab_size: int, what: str) -> None:
-    flat = ids.reshape(-1)
-    wrong = np.flatnonzero((flat < 0) | (flat >= vocab_size))
-    if len(wrong):
-        at = int(wrong[0])
-        raise UsageError(
-            f"tokens: id {int(flat[at])} at index {at} of {what} is outside the vocabulary, "
-            f"0 to {vocab_size - 1}; was it made with another tokenizer?"
-        )

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wscope_jax.checkpoint import naming
+from wscope_jax.checkpoint import locate, open_directory, read_bytes
 from wscope_jax.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
@@ -16,7 +16,6 @@ if TYPE_CHECKING:
 
 FILE_NAME: Final = "tokenizer.json"
 MOST_BYTES: Final = 256 * 2**20  # a hundred thousand tokens take ten MiB
-LFS_MARK: Final = b"version https://git-lfs"
 REPLACEMENT: Final = "\ufffd"  # what an incomplete character decodes to
 
 
@@ -41,13 +40,12 @@ class Tokenizer:
             vocab_size: the model's number of token ids, to be checked against.
 
         Raises:
-            CheckpointError: If the file cannot be read as a tokenizer, or has ids that the model
-                has not.
+            CheckpointError: If there is no such directory, the file is refused (see
+                `checkpoint.locate`) or cannot be read as a tokenizer, or has ids that the model has not.
         """
-        path = Path(directory) / FILE_NAME
-        with naming(path):
-            if not path.exists():
-                return None
+        path = locate(open_directory(directory), FILE_NAME)
+        if path is None:
+            return None
         tokenizer = cls(_read(path))
         if vocab_size is not None and tokenizer.num_ids > vocab_size:
             raise CheckpointError(
@@ -155,12 +153,8 @@ class IncrementalDecoder:
 def _read(path: Path) -> "tokenizers.Tokenizer":
     import tokenizers
 
+    content = read_bytes(path, MOST_BYTES)
     try:
-        if path.stat().st_size > MOST_BYTES:
-            raise ValueError(f"larger than {MOST_BYTES // 2**20} MiB")
-        content = path.read_bytes()
-        if content.startswith(LFS_MARK):
-            raise ValueError("a Git LFS pointer, not the file itself; fetch it with git lfs pull")
         return tokenizers.Tokenizer.from_str(content.decode())
     except (KeyboardInterrupt, SystemExit):
         raise

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from wscope_jax.layout import EntryLayout
+from wscope_jax.layout import ByteOrder, EntryLayout, Region, byte_order
 from wscope_jax.ops import host
 
 
@@ -34,6 +34,14 @@ class CacheSpec:
     storage: str
     uses_host: bool
     uses_link: bool
+
+    @property
+    def store_orders(self) -> tuple[ByteOrder, ...]:
+        """Byte orders that blocks are stored in: one per kind of reader."""
+        used = {Region.UNPINNED: self.uses_host, Region.PINNED: self.uses_link}
+        return tuple(
+            dict.fromkeys(byte_order(region) for region, is_used in used.items() if is_used)
+        )
 
     @property
     def has_calls(self) -> bool:
@@ -97,7 +105,9 @@ class View:
         return dataclasses.replace(self, shared=self.shared._replace(**arrays))
 
     def begin(self) -> "View":
-        """Opens the next plan of the step queue: the first call of every program."""
+        """Opens the next plan of the step queue: the first call of every program, if it has any."""
+        if not self.spec.has_calls:
+            return self
         return self.with_shared(order=host.step_begin(self.shared.order, engine=self.spec.engine))
 
     def rows(self, first: int, num: int) -> "View":
@@ -160,10 +170,7 @@ class Views:
 
     def begin(self) -> "Views":
         """Opens the step's plan; the first thing a step does."""
-        if not self.spec.has_calls:
-            return self
-        order = host.step_begin(self.shared.order, engine=self.spec.engine)
-        return dataclasses.replace(self, shared=self.shared._replace(order=order))
+        return self.put(0, self[0].begin())
 
     def advance(self) -> "Views":
         """Counts the token that the step fed; the last thing a step does. Finished rows stay."""

@@ -95,6 +95,27 @@ def test_what_is_wrong_is_listed(
     assert "... and 4 more" in out
 
 
+def test_a_tokenizer_that_is_no_file_of_the_folder(run: Run, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m")
+    assert run(folder)[1]["tokenizer"] is False
+    (tmp_path / "tokenizer.json").write_text("{}")
+    (folder / "tokenizer.json").symlink_to(tmp_path / "tokenizer.json")
+    code, got, err = run(folder)
+    assert code == 4
+    assert got["tokenizer"] is False
+    assert "links to a file outside" in got["problem"]
+    assert err == f"wscope: error: {got['problem']}\n"
+
+
+def test_layers_far_beyond_what_is_stored(run: Run, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "m")
+    config = make_config("qwen3_moe", num_hidden_layers=60_000)
+    (folder / "config.json").write_text(json.dumps(config))
+    code, got, _ = run(folder)
+    assert code == 4
+    assert "num_hidden_layers in config.json is 60000" in got["problem"]
+
+
 def test_unknown_family(run: Run, tmp_path: Path) -> None:
     folder = write_checkpoint(tmp_path / "m")
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))

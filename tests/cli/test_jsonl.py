@@ -107,8 +107,8 @@ def test_chat(run: Any, with_text: Path, golden: Golden, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("line", "about"),
     [
-        ("{", "not JSON"),
-        ("[]", "expected an object"),
+        ("{", "not valid JSON"),
+        ("[]", "expected a JSON object"),
         ('{"prompt": "a", "tokens": [1]}', "prompt and tokens"),
         ("{}", "none of prompt"),
         ('{"prompt": ""}', "prompt is ''"),
@@ -125,7 +125,7 @@ def test_chat(run: Any, with_text: Path, golden: Golden, tmp_path: Path) -> None
         ('{"messages": [{"role": "user"}]}', r"messages\[0\]"),
         ('{"messages": [{"role": "user", "content": [{"type": "image"}]}]}', r"messages\[0\]"),
         ('{"messages": [{"role": "user", "content": "a", "tool": 1}]}', r"messages\[0\]"),
-        ("[" * 10**5, "not JSON"),
+        ("[" * 10**5, "not valid JSON"),
         ('{"prompt": "caf\xe9"}'.encode("latin-1"), "not UTF-8"),
     ],
 )

@@ -5,7 +5,7 @@ import argparse
 import pytest
 
 from wscope_jax import layout, policies
-from wscope_jax.cli import options
+from wscope_jax.cli import groups, options
 
 MODEL = ["--model", "m"]
 
@@ -27,51 +27,27 @@ def refusal(capsys: pytest.CaptureFixture[str], *words: str) -> str:
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("32GiB", 32 << 30),
-        ("100GB", 100 * 10**9),
-        ("512MiB", 512 << 20),
-        ("1.5TiB", 3 << 39),
-        ("0.1KB", 100),
-        ("7B", 7),
-    ],
-)
-def test_size(text: str, expected: int) -> None:
-    assert options.size(text) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", "32", "GiB", "32 GiB", "32gib", "-1GiB", "0GiB", "0.5B", "1e3MB", "nanGB", "1.GB", "٣GB"],
-)
-def test_size_refused(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError):
-        options.size(text)
-
-
-@pytest.mark.parametrize(
     ("text", "expected"), [("auto", None), ("0", 0.0), ("1", 1.0), ("0.3", 0.3)]
 )
 def test_share(text: str, expected: float | None) -> None:
-    assert options.share(text) == expected
+    assert groups.share(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "Auto", "-0.1", "1.1", "nan", "inf", "half"])
 def test_share_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        options.share(text)
+        groups.share(text)
 
 
 @pytest.mark.parametrize("text", ["", "0", "-1", "1.5", "1_000", " 1", "1" * 19, "٣"])
 def test_count_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
-        options.count(text)
+        groups.count(text)
 
 
 def test_choices_are_those_of_the_library() -> None:
-    assert set(options.POLICIES) == {"auto", *policies.BY_NAME}
-    assert options.WINDOWS == layout.WINDOW_SIZES
+    assert set(groups.POLICIES) == {"auto", *policies.BY_NAME}
+    assert groups.WINDOWS == layout.WINDOW_SIZES
 
 
 def test_generate_defaults() -> None:
@@ -179,6 +155,7 @@ def test_plan_takes_all() -> None:
         (["generate", *MODEL, "--temperature", "hot"], "--temperature"),
         (["score", *MODEL, "--prefill", "1"], "--tokens"),
         (["score", *MODEL, "--tokens", "a", "--prefill", "0"], "--prefill"),
+        (["score", *MODEL, "--tokens", "a", "--tokens", "b", "--prefill", "1"], "a and b"),
         (["demo", "--window", "32"], "--window"),
     ],
 )

@@ -96,6 +96,12 @@ def test_text_without_tokenizer(model: Path) -> None:
         require_tokenizer(model)
 
 
+def test_a_tokenizer_that_is_refused_is_left_to_the_loader(model: Path) -> None:
+    (model / "tokenizer.json").unlink()
+    (model / "tokenizer.json").mkdir()
+    require_tokenizer(model)
+
+
 def test_missing_model_is_left_to_the_loader(tmp_path: Path) -> None:
     require_tokenizer(tmp_path / "none")
 

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import pytest
 
-from wscope_jax import cores, policies
+from wscope_jax import cores, machine, policies
 from wscope_jax.cli import options, start
 from wscope_jax.engine import Engine
 from wscope_jax.errors import MachineError, UsageError
@@ -47,6 +47,7 @@ def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_with_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("H", 1, 1)])
     start.prepare()
     assert "NPROC" not in os.environ
 

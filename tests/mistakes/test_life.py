@@ -1,4 +1,4 @@
-"""Items 29, 30, 36, 37, 39, 41 to 43 of the catalogue: threads, forks, signals, closing, and the end of the process."""
+"""Threads, forks, signals, closing, and the end of the process."""
 
 import contextlib
 import gc
@@ -48,7 +48,7 @@ def given_back() -> bool:
 # --- threads and engines --------------------------------------------------------------------------
 
 
-def test_30_two_engines_at_once(eng: Engine) -> None:
+def test_two_engines_at_once(eng: Engine) -> None:
     expected = eng.generate([PROMPT], HOW).tokens
     with Engine.from_pretrained(
         CHECKPOINTS["mixtral"],
@@ -64,7 +64,7 @@ def test_30_two_engines_at_once(eng: Engine) -> None:
     assert eng.generate([PROMPT], HOW).tokens == expected
 
 
-def test_30_one_engine_from_several_threads(eng: Engine) -> None:
+def test_one_engine_from_several_threads(eng: Engine) -> None:
     prompts = [PROMPT, PROMPT[:40], PROMPT[10:]]
     expected = [eng.generate([prompt], HOW).tokens for prompt in prompts]
     found: dict[int, Any] = {}
@@ -80,7 +80,7 @@ def test_30_one_engine_from_several_threads(eng: Engine) -> None:
     assert [found.get(number) for number in range(3)] == expected
 
 
-def test_30_one_stream_from_several_threads(eng: Engine) -> None:
+def test_one_stream_from_several_threads(eng: Engine) -> None:
     expected = eng.generate([PROMPT], HOW).tokens[0]
     stream, taken = eng.stream([PROMPT], HOW), []
 
@@ -101,7 +101,7 @@ def test_30_one_stream_from_several_threads(eng: Engine) -> None:
 # --- closing --------------------------------------------------------------------------------------
 
 
-def test_41_an_exception_in_the_users_loop_closes_the_cache(eng: Engine) -> None:
+def test_an_exception_in_the_users_loop_closes_the_cache(eng: Engine) -> None:
     def loop() -> None:
         for number, _ in enumerate(eng.stream([PROMPT], HOW)):
             if number == 3:
@@ -115,7 +115,7 @@ def test_41_an_exception_in_the_users_loop_closes_the_cache(eng: Engine) -> None
     assert kept.value
 
 
-def test_41_leaving_the_loop_closes_the_cache(eng: Engine) -> None:
+def test_leaving_the_loop_closes_the_cache(eng: Engine) -> None:
     stream = eng.stream([PROMPT], HOW)
     for number, _ in enumerate(stream):
         if number == 3:
@@ -130,7 +130,7 @@ def test_41_leaving_the_loop_closes_the_cache(eng: Engine) -> None:
     assert list(other) == []
 
 
-def test_41_an_exception_of_the_progress_object(eng: Engine) -> None:
+def test_an_exception_of_the_progress_object(eng: Engine) -> None:
     class Refusing:
         def loading(self, done: int, total: int) -> None:
             raise RuntimeError("enough")
@@ -149,7 +149,7 @@ def test_41_an_exception_of_the_progress_object(eng: Engine) -> None:
     assert eng.generate([PROMPT], HOW).finish_reason == ["length"]
 
 
-def test_42_double_close_and_use_after_close(eng: Engine) -> None:
+def test_double_close_and_use_after_close(eng: Engine) -> None:
     stream = eng.stream([PROMPT], HOW)
     next(stream)
     for _ in range(2):
@@ -168,7 +168,7 @@ def test_42_double_close_and_use_after_close(eng: Engine) -> None:
             made.logits([[1, 2]])
 
 
-def test_42_a_cache_after_its_close(eng: Engine) -> None:
+def test_a_cache_after_its_close(eng: Engine) -> None:
     cache = InplaceKVCache(
         eng.model.streams, policy=ALL_POLICIES["share_0.5"], batch=1, max_len=64, window=32
     )
@@ -185,7 +185,7 @@ def test_42_a_cache_after_its_close(eng: Engine) -> None:
     assert given_back()
 
 
-def test_42_collected_while_it_works(eng: Engine) -> None:
+def test_collected_while_it_works(eng: Engine) -> None:
     made = eng._cache
 
     def slow(*args: Any, **kwargs: Any) -> Any:
@@ -228,7 +228,7 @@ def in_child(body: Callable[[], bool]) -> bool:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
-def test_29_a_forked_child_is_told_at_once(eng: Engine) -> None:
+def test_a_forked_child_is_told_at_once(eng: Engine) -> None:
     stream = eng.stream([PROMPT], HOW)
     next(stream)
     cache = eng._cache(1, 64)
@@ -269,7 +269,7 @@ def test_29_a_forked_child_is_told_at_once(eng: Engine) -> None:
 # --- signals --------------------------------------------------------------------------------------
 
 
-def test_36_a_call_that_does_not_return_is_ended() -> None:
+def test_a_call_that_does_not_return_is_ended() -> None:
     """The main thread is in one call of C for a minute; the process ends all the same, and says why."""
     program = """
         import hashlib, os, signal, threading
@@ -291,7 +291,7 @@ def test_36_a_call_that_does_not_return_is_ended() -> None:
     assert time.monotonic() - began < 10
 
 
-def test_36_a_second_signal_does_not_disturb_the_cleanup() -> None:
+def test_a_second_signal_does_not_disturb_the_cleanup() -> None:
     seen = []
 
     def interrupted() -> None:
@@ -313,7 +313,7 @@ def test_36_a_second_signal_does_not_disturb_the_cleanup() -> None:
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize("phase", ["load", "prefill", "decode"])
-def test_36_every_phase_can_be_interrupted(
+def test_every_phase_can_be_interrupted(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals, phase: str
 ) -> None:
     """The signal comes between two pieces of work of the phase; the answer so far is whole JSON."""
@@ -402,7 +402,7 @@ def endless(tmp_path: Path) -> list[object]:
     return ["generate", *words, "--ignore-eos", "--max-new-tokens"]
 
 
-def test_36_37_ends_soon_and_starts_again(
+def test_ends_soon_and_starts_again(
     environment: dict[str, str], endless: list[object], tmp_path: Path
 ) -> None:
     """Killed while it writes what it compiled, then run again; then interrupted while it starts."""
@@ -433,7 +433,7 @@ def test_36_37_ends_soon_and_starts_again(
         assert b"Traceback" not in err or process.returncode == -signal.SIGINT, err
 
 
-def test_43_the_interpreter_ends_with_a_live_cache(environment: dict[str, str]) -> None:
+def test_the_interpreter_ends_with_a_live_cache(environment: dict[str, str]) -> None:
     program = f"""
         from wscope_jax import Engine, Sampling, policies
         eng = Engine.from_pretrained({str(TINY)!r}, dtype="float32", window=32, threads=1,
@@ -460,7 +460,7 @@ def test_43_the_interpreter_ends_with_a_live_cache(environment: dict[str, str]) 
     assert (done.returncode, done.stdout, done.stderr) == (0, "40\n", "")
 
 
-def test_39_closed_and_full_streams(environment: dict[str, str], endless: list[object]) -> None:
+def test_closed_and_full_streams(environment: dict[str, str], endless: list[object]) -> None:
     """stdout and stderr closed; a full stdout; an encoding that lacks letters; no home directory."""
     shell = " ".join(f"'{word}'" for word in (sys.executable, "-m", "wscope_jax", *endless, 3))
     environment["PYTHONIOENCODING"] = "ascii"

@@ -1,4 +1,4 @@
-"""Items 9 and 44 to 46 of the catalogue: weights and logits that are no numbers, empty shares, absurd timings."""
+"""Weights and logits that are no numbers, empty shares, absurd timings."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -50,7 +50,7 @@ def whole(checkpoint: Path) -> Iterator[Engine]:
 
 @pytest.mark.parametrize("policy", ["share_0.5", "gpu_only", "cpu_only", "resident"])
 @pytest.mark.parametrize("length", [3, 75])
-def test_9_a_row_without_numbers_ends_and_leaves_the_others_alone(
+def test_a_row_without_numbers_ends_and_leaves_the_others_alone(
     broken: Engine, whole: Engine, policy: str, length: int
 ) -> None:
     """With 75 tokens two blocks of NaN lie among those of the others, in slots that nobody reads any more."""
@@ -64,7 +64,7 @@ def test_9_a_row_without_numbers_ends_and_leaves_the_others_alone(
     assert result.tokens == [expected[0], [], expected[1]]
 
 
-def test_9_numbers_that_end_during_decode(broken: Engine, whole: Engine) -> None:
+def test_numbers_that_end_during_decode(broken: Engine, whole: Engine) -> None:
     """The token that the model itself chooses is the one that it has no numbers for."""
     free = whole.generate([[9, 8, 7]], HOW).tokens[0]
     target = next(token for token in free if token != BAD)
@@ -85,7 +85,7 @@ def test_9_numbers_that_end_during_decode(broken: Engine, whole: Engine) -> None
 
 
 @pytest.mark.usefixtures("command")
-def test_9_the_command_says_so(checkpoint: Path, tmp_path: Path) -> None:
+def test_the_command_says_so(checkpoint: Path, tmp_path: Path) -> None:
     """One number of 4,096 is NaN, between those that are sampled while loading."""
     tensors = tiny.draw_tensors(tiny.make_config("qwen3_moe"), 3)
     tensors["model.embed_tokens.weight"][BAD, 1] = np.nan
@@ -105,7 +105,7 @@ def test_9_the_command_says_so(checkpoint: Path, tmp_path: Path) -> None:
     refused(wscope("generate", *words, "--check-tensors"), 4, "model.embed_tokens.weight", "NaN")
 
 
-def test_9_all_numbers_are_looked_at(tmp_path: Path) -> None:
+def test_all_numbers_are_looked_at(tmp_path: Path) -> None:
     tensors = tiny.draw_tensors(tiny.make_config("qwen3_moe"), 3)
     folder = tiny.write_checkpoint(tmp_path / "c", seed=3)
     for value in (np.nan, np.inf):
@@ -118,7 +118,7 @@ def test_9_all_numbers_are_looked_at(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("share", ["share_0.0", "share_1.0", "share_0.5"])
 @pytest.mark.parametrize("length", [1, 31, 32, 33, 50])
-def test_44_empty_shares_and_lengths_around_a_block(share: str, length: int) -> None:
+def test_empty_shares_and_lengths_around_a_block(share: str, length: int) -> None:
     made = engine()
     prompt = [list(range(3, 3 + length))]
     made.policy = ALL_POLICIES["resident"]
@@ -127,7 +127,7 @@ def test_44_empty_shares_and_lengths_around_a_block(share: str, length: int) -> 
     assert made.generate(prompt, HOW, max_model_len=128).tokens == expected
 
 
-def test_45_extreme_and_empty_partials() -> None:
+def test_extreme_and_empty_partials() -> None:
     o = jnp.ones((1, 2, 4), jnp.float32)
     for lse in (-3e38, -1e30, 0.0, 1e30, 3e38):
         big = Partial(o, jnp.full((1, 2), lse, jnp.float32))
@@ -139,7 +139,7 @@ def test_45_extreme_and_empty_partials() -> None:
         assert np.isneginf(np.asarray(nothing.lse)).all()
 
 
-def test_45_identical_keys_and_huge_activations(whole: Engine) -> None:
+def test_identical_keys_and_huge_activations(whole: Engine) -> None:
     """A prompt of one token repeated: all keys of a layer differ by their rotation alone."""
     same = [[11] * 70]
     expected = whole.generate(same, HOW, max_model_len=128).tokens
@@ -151,7 +151,7 @@ def test_45_identical_keys_and_huge_activations(whole: Engine) -> None:
         whole.policy = policy
 
 
-def test_46_absurd_timings_leave_the_share_in_its_range() -> None:
+def test_absurd_timings_leave_the_share_in_its_range() -> None:
     line = Roofline(cpu_s_per_entry=1e-6, link_s_per_entry=1e-6, cpu_fixed_s=0.0, link_fixed_s=0.0)
     for value in (0, -1, 10**9, 10**18, 2**62):
         timing = StepTiming(

@@ -1,4 +1,4 @@
-"""Items 1 to 12 of the catalogue as a user meets them, and reads that fail at the N-th call.
+"""Broken checkpoints as a user meets them, and reads that fail at the N-th call.
 
 What each fault of a checkpoint is told as, in detail, is tested with the reader of checkpoints.
 """
@@ -68,38 +68,38 @@ POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 @pytest.mark.parametrize(
     ("change", "about"),
     [
-        pytest.param(lambda f: shutil.rmtree(f), ["no such directory"], id="1 missing"),
-        pytest.param(lambda f: (shutil.rmtree(f), f.touch()), ["not a directory"], id="1 a file"),
-        pytest.param(remove("config.json"), ["no config.json"], id="2 no config"),
-        pytest.param(loop, ["config.json"], id="2 a link to itself"),
-        pytest.param(write("config.json", "{"), ["config.json", "JSON"], id="2 not JSON"),
-        pytest.param(write("config.json", "[" * 10**5), ["config.json"], id="2 deep"),
-        pytest.param(write("config.json", b" " * (17 << 20)), ["16 MiB"], id="2 large"),
-        pytest.param(write("config.json", '{"a":1,"a":2}'), ["twice"], id="2 a key twice"),
-        pytest.param(config(hidden_size="x"), ["hidden_size"], id="2 wrong type"),
-        pytest.param(config(num_key_value_heads=3), ["num_key_value_heads"], id="2 heads"),
-        pytest.param(config(vocab_size=2**70), ["vocab_size"], id="2 huge"),
+        pytest.param(lambda f: shutil.rmtree(f), ["no such directory"], id="missing"),
+        pytest.param(lambda f: (shutil.rmtree(f), f.touch()), ["not a directory"], id="a file"),
+        pytest.param(remove("config.json"), ["no config.json"], id="no config"),
+        pytest.param(loop, ["config.json"], id="a link to itself"),
+        pytest.param(write("config.json", "{"), ["config.json", "JSON"], id="not JSON"),
+        pytest.param(write("config.json", "[" * 10**5), ["config.json"], id="deep"),
+        pytest.param(write("config.json", b" " * (17 << 20)), ["16 MiB"], id="large"),
+        pytest.param(write("config.json", '{"a":1,"a":2}'), ["twice"], id="a key twice"),
+        pytest.param(config(hidden_size="x"), ["hidden_size"], id="wrong type"),
+        pytest.param(config(num_key_value_heads=3), ["num_key_value_heads"], id="heads"),
+        pytest.param(config(vocab_size=2**70), ["vocab_size"], id="huge"),
         pytest.param(
             config(rope_parameters={"rope_type": "default", "rope_theta": -1}),
             ["rope_theta"],
-            id="2 theta",
+            id="theta",
         ),
-        pytest.param(config(model_type="x"), ["qwen3_moe", "mixtral"], id="3 unknown"),
+        pytest.param(config(model_type="x"), ["qwen3_moe", "mixtral"], id="unknown"),
         pytest.param(
             config(model_type="x", auto_map={"AutoModel": "m.M"}),
             ["never executed"],
-            id="3 auto_map",
+            id="auto_map",
         ),
-        pytest.param(only_pickle, ["pickle", "safetensors"], id="4 pickles"),
-        pytest.param(remove(SHARD), [SHARD, "missing"], id="5 a shard"),
-        pytest.param(write(SHARD, POINTER), [SHARD, "Git LFS"], id="6 a pointer"),
-        pytest.param(write(SHARD, b"\xff" * 100), [SHARD], id="6 no header"),
-        pytest.param(config(intermediate_size=48, num_experts=3), ["missing"], id="8 tensors"),
-        pytest.param(write("tokenizer.json", "{}"), ["tokenizer.json"], id="11 tokenizer"),
-        pytest.param(config(eos_token_id=128), ["eos_token_id"], id="11 eos"),
+        pytest.param(only_pickle, ["pickle", "safetensors"], id="pickles"),
+        pytest.param(remove(SHARD), [SHARD, "missing"], id="a shard"),
+        pytest.param(write(SHARD, POINTER), [SHARD, "Git LFS"], id="a pointer"),
+        pytest.param(write(SHARD, b"\xff" * 100), [SHARD], id="no header"),
+        pytest.param(config(intermediate_size=48, num_experts=3), ["missing"], id="tensors"),
+        pytest.param(write("tokenizer.json", "{}"), ["tokenizer.json"], id="tokenizer"),
+        pytest.param(config(eos_token_id=128), ["eos_token_id"], id="eos"),
     ],
 )
-def test_1_to_11_checkpoints(
+def test_broken_checkpoints_are_refused(
     folder: Path, tmp_path: Path, change: Change, about: list[str]
 ) -> None:
     np.save(tmp_path / "ids.npy", np.arange(3, dtype=np.int32))
@@ -108,7 +108,7 @@ def test_1_to_11_checkpoints(
 
 
 @pytest.mark.usefixtures("command")
-def test_3_code_of_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
+def test_code_of_a_checkpoint_is_not_run(folder: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     (folder / "modeling.py").write_text(f"open({str(marker)!r}, 'w')")
     config(auto_map={"AutoModelForCausalLM": "modeling.M"})(folder)

@@ -1,4 +1,4 @@
-"""Items 13 to 18 and 29 to 30 of the catalogue, and absurd options: what is refused, and in which words."""
+"""Wrong prompts, absurd options: what is refused, and in which words."""
 
 import math
 from pathlib import Path
@@ -65,7 +65,7 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--jsonl-in", "x"], ["--jsonl-in and --tokens"]),
     ],
 )
-def test_17_what_is_out_of_range_is_refused(
+def test_what_is_out_of_range_is_refused(
     ids: Path, monkeypatch: pytest.MonkeyPatch, words: list[Any], about: list[str]
 ) -> None:
     no_load(monkeypatch)
@@ -75,15 +75,29 @@ def test_17_what_is_out_of_range_is_refused(
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize("words", [["generate"], ["score", "--prefill", 1]])
 @pytest.mark.parametrize("budget", [["--host-memory", "1KB"], ["--max-model-len", 10**9]])
-def test_19_what_does_not_fit_is_refused_before_weights_are_read(
+def test_what_does_not_fit_is_refused_before_weights_are_read(
     ids: Path, monkeypatch: pytest.MonkeyPatch, words: list[Any], budget: list[Any]
 ) -> None:
     no_load(monkeypatch)
-    refused(wscope(*words, *MODEL, "--tokens", ids, *budget), 3, "host", "short by")
+    done = wscope(*words, *MODEL, "--tokens", ids, *budget)
+    refused(done, 3, "host", "short by")
+    remedy = "raise --host-memory" if "--host-memory" in budget else "free memory on this machine"
+    assert remedy in done.err
+    assert "another machine" not in done.err  # that is for plan
 
 
 @pytest.mark.usefixtures("command")
-def test_17_top_k_beyond_the_vocabulary(ids: Path) -> None:
+def test_score_takes_ids_of_the_vocabulary_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_load(monkeypatch)
+    np.save(tmp_path / "ids.npy", np.array([1, 2, 128]))
+    words = ["--tokens", tmp_path / "ids.npy", "--prefill", 1]
+    refused(wscope("score", *MODEL, *words), 2, "--tokens", "id 128 at index 2", "0 to 127")
+
+
+@pytest.mark.usefixtures("command")
+def test_top_k_beyond_the_vocabulary(ids: Path) -> None:
     refused(wscope("generate", *MODEL, "--tokens", ids, "--top-k", 129), 2, "top_k", "128")
 
 
@@ -112,7 +126,7 @@ def test_absurd_sizes(ids: Path, words: list[Any], code: int) -> None:
 
 
 @pytest.mark.usefixtures("command")
-def test_27_more_threads_than_cores_are_not_started(ids: Path) -> None:
+def test_more_threads_than_cores_are_not_started(ids: Path) -> None:
     done = wscope("generate", *MODEL, "--tokens", ids, "--threads", 999, "--max-new-tokens", 1)
     assert done.code == 0
     assert "threads: 999 workers were asked for" in done.err
@@ -120,7 +134,7 @@ def test_27_more_threads_than_cores_are_not_started(ids: Path) -> None:
 
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize(("side", "kept"), [("left", slice(-31, None)), ("right", slice(31))])
-def test_14_truncation_is_asked_for_and_told(
+def test_truncation_is_asked_for_and_told(
     ids: Path, tmp_path: Path, side: str, kept: slice
 ) -> None:
     words = ["--max-model-len", 32, "--max-new-tokens", 1]
@@ -132,7 +146,7 @@ def test_14_truncation_is_asked_for_and_told(
 
 
 @pytest.mark.usefixtures("command")
-def test_13_empty_prompts(tmp_path: Path) -> None:
+def test_empty_prompts(tmp_path: Path) -> None:
     refused(wscope("generate", *MODEL, "--prompt", ""), 2, "empty")
     (tmp_path / "empty").touch()
     refused(wscope("generate", *MODEL, "--prompt-file", tmp_path / "empty"), 2, "empty")
@@ -143,7 +157,7 @@ def test_13_empty_prompts(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("command")
-def test_15_text_that_is_not_utf8(tmp_path: Path) -> None:
+def test_text_that_is_not_utf8(tmp_path: Path) -> None:
     (tmp_path / "p").write_bytes(b"good \xe9 bad")
     refused(wscope("generate", *MODEL, "--prompt-file", tmp_path / "p"), 2, "0xe9", "offset 5")
     refused(wscope("generate", *MODEL, "--prompt", "ab\udcff"), 2, "--prompt", "0xff", "offset 2")
@@ -152,7 +166,7 @@ def test_15_text_that_is_not_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompt", "about"),
     [
-        ([1, 2, 128], "128 at index 2 of prompt 1"),
+        ([1, 2, 128], "prompt 1: id 128 at index 2"),
         ([1, -1], "-1 at index 1"),
         ([2**70], "index 0"),
         ([1, 2.0], r"2\.0 at index 1 of prompt 1"),
@@ -163,7 +177,7 @@ def test_15_text_that_is_not_utf8(tmp_path: Path) -> None:
         ("text", r"tokenizer\.json"),
     ],
 )
-def test_16_ids_are_named_with_their_index(prompt: Any, about: str) -> None:
+def test_ids_are_named_with_their_index(prompt: Any, about: str) -> None:
     with pytest.raises(ValueError, match=about):
         engine().generate([[1], prompt])
 
@@ -195,12 +209,12 @@ def test_16_ids_are_named_with_their_index(prompt: Any, about: str) -> None:
         ),
     )
 )
-def test_17_any_value_is_taken_or_refused(values: dict[str, Any]) -> None:
+def test_any_value_is_taken_or_refused(values: dict[str, Any]) -> None:
     text = caught(UsageError, lambda: Sampling(**values))
     assert text is None or text.split(":")[0] in values
 
 
-def test_18_a_batch_of_257_rows() -> None:
+def test_a_batch_of_257_rows() -> None:
     """Rows of all lengths, duplicates, and rows that end at once: each equals its solo run."""
     eng = engine()
     eng.policy = ALL_POLICIES["share_0.5"]

@@ -1,4 +1,4 @@
-"""Items 21, 25, 28 of the catalogue: the N-th allocation, thread or write is refused, for every N.
+"""The N-th allocation, thread or write is refused, for every N.
 
 Each loop lets the N-th call fail, N = 1, 2, 3, ..., until one run meets no failure. After each run the engine must work
 as before, and nothing may have stayed behind.
@@ -98,7 +98,7 @@ def state() -> tuple[int, int, int]:
 
 
 @pytest.mark.parametrize("lasting", [False, True])
-def test_21_host_memory_refused_at_the_nth_commit(
+def test_host_memory_refused_at_the_nth_commit(
     eng: Engine, monkeypatch: pytest.MonkeyPatch, lasting: bool
 ) -> None:
     expected = eng.generate([PROMPT], HOW).tokens[0]
@@ -142,7 +142,7 @@ def test_21_host_memory_refused_at_the_nth_commit(
         (dispatcher, "StepQueue", RuntimeError("Resource temporarily"), MachineError, "ulimit -u"),
     ],
 )
-def test_21_28_what_a_cache_takes_is_refused(
+def test_what_a_cache_takes_is_refused(
     eng: Engine,
     monkeypatch: pytest.MonkeyPatch,
     module: Any,
@@ -163,7 +163,7 @@ def test_21_28_what_a_cache_takes_is_refused(
     assert seen >= 1
 
 
-def test_21_windows_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     before = state()
     out_of_memory = jax.errors.JaxRuntimeError(
         "RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes."
@@ -180,7 +180,7 @@ def test_21_windows_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("name", ["empty_aligned", "device_put"])
-def test_21_weights_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+def test_weights_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from wscope_jax.checkpoint import tensors
 
     before = state()
@@ -198,7 +198,7 @@ def test_21_weights_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         assert state() == before
 
 
-def test_28_the_nth_thread_is_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_nth_thread_is_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a background thread all is done in the foreground, with the same tokens."""
     expected = eng.generate([PROMPT], HOW).tokens[0]
     submit = concurrent.futures.ThreadPoolExecutor.submit
@@ -221,7 +221,7 @@ def test_28_the_nth_thread_is_refused(eng: Engine, monkeypatch: pytest.MonkeyPat
         eng.chunk_entries = chunk
 
 
-def test_28_no_worker_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_worker_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> None:
         raise RuntimeError("start_workers: the system refuses to start a thread (EAGAIN)")
 
@@ -230,7 +230,7 @@ def test_28_no_worker_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
         Engine(engine().model, policy="resident", window=32)
 
 
-def test_28_fewer_workers_are_said(
+def test_fewer_workers_are_said(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(
@@ -242,7 +242,7 @@ def test_28_fewer_workers_are_said(
 
 @pytest.mark.usefixtures("command")
 @pytest.mark.parametrize("form", ["text", "json", "jsonl", "score"])
-def test_25_a_full_disk_loses_nothing(
+def test_a_full_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
     """What cannot be written is printed to stderr, with exit code 1 and no half file."""

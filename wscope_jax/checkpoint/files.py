@@ -1,6 +1,5 @@
 """The small files of a checkpoint directory, and how its faults are told."""
 
-import json
 import os
 import stat
 from collections import Counter
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from wscope_jax.errors import CheckpointError
+from wscope_jax.strict_json import parse_object
 
 MAX_JSON_BYTES: Final = 16 << 20  # config.json and its like are some kB
 SHOWN: Final = 20  # problems listed in one message; the rest is counted
@@ -149,42 +149,32 @@ def parse_json(path: Path, raw: bytes) -> dict[str, Any]:
         CheckpointError: It is not UTF-8, not JSON, nested too deeply, no object, or holds a key
             twice or a number that is not finite.
     """
-
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for key, num in Counter(key for key, _ in pairs).items() if num > 1)
-            raise CheckpointError(f"{path}: the key {show(twice)} is there twice; keep one of them")
-        return found
-
-    def refuse(word: str) -> None:
-        raise CheckpointError(f"{path}: holds {word}, which is no number here; write a finite one")
-
     try:
-        found = json.loads(raw.decode("utf-8"), object_pairs_hook=unique, parse_constant=refuse)
-    except RecursionError:
-        raise CheckpointError(f"{path}: nested too deeply; no such file is") from None
-    except CheckpointError:
-        raise
-    except ValueError as error:  # not UTF-8, not JSON, a number of thousands of digits
-        raise CheckpointError(f"{path}: not a valid JSON file: {error}") from None
-    if not isinstance(found, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, found {show(found)}")
-    return found
+        return parse_object(raw.decode("utf-8"))
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from None
+
+
+def read_bytes(path: Path, limit: int) -> bytes:
+    """The content of a file of at most `limit` bytes.
+
+    Raises:
+        CheckpointError: The file cannot be read, is larger, or a Git LFS pointer.
+    """
+    with naming(path), open(path, "rb") as file:
+        raw = file.read(limit + 1)
+    if len(raw) > limit:
+        raise CheckpointError(f"{path}: larger than {limit >> 20} MiB; no such file is")
+    refuse_pointer(path, raw)
+    return raw
 
 
 def read_json(path: Path, limit: int = MAX_JSON_BYTES) -> dict[str, Any]:
     """The object in a JSON file of at most `limit` bytes.
 
     Raises:
-        CheckpointError: The file cannot be read, is larger, or `parse_json` refuses it.
+        CheckpointError: As `read_bytes` and `parse_json`.
     """
-    try:
-        with open(path, "rb") as file:
-            raw = file.read(limit + 1)
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
-    if len(raw) > limit:
-        raise CheckpointError(f"{path}: larger than {limit >> 20} MiB; no such file is")
-    refuse_pointer(path, raw)
-    return parse_json(path, raw)
+    return parse_json(path, read_bytes(path, limit))

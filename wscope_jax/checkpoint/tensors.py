@@ -60,6 +60,24 @@ class Place(NamedTuple):
     options: Sequence[Sequence[Piece]]
 
 
+class Match(NamedTuple):
+    """How the tensors of a checkpoint fill the places that they are for; whole if the other lists are empty.
+
+    Attributes:
+        pieces: what fills each place, in the order of the places.
+        missing: pieces of tensors that are not stored; one piece of each tensor, here and below.
+        misshapen: pieces of tensors that are stored in another shape.
+        unreadable: pieces of tensors that are stored in a dtype that is not read.
+        unexpected: names of tensors that no place is for.
+    """
+
+    pieces: list[Sequence[Piece]]
+    missing: list[Piece]
+    misshapen: list[Piece]
+    unreadable: list[Piece]
+    unexpected: list[str]
+
+
 class Checkpoint:
     """The tensors of a checkpoint directory; creating it reads all headers and nothing else.
 
@@ -77,49 +95,51 @@ class Checkpoint:
         self.directory: Path = open_directory(directory)
         self.tensors: Mapping[str, Stored] = read_headers(self.directory)
 
-    def match(self, places: Sequence[Place]) -> list[Sequence[Piece]]:
-        """The pieces that fill each place: the first option whose first tensor is stored.
-
-        Raises:
-            CheckpointError: Tensors are missing, unexpected, of a wrong shape or of a dtype that
-                cannot be read; all are in the one message.
-        """
-        problems = Problems(self.directory)
-        chosen = []
+    def match(self, places: Sequence[Place]) -> Match:
+        """How the stored tensors fill these places; of each the first option whose first tensor is stored."""
+        match = Match([], [], [], [], [])
         used: set[str] = set()
         for place in places:
             stored_ones = (way for way in place.options if way[0].name in self.tensors)
             pieces = next(stored_ones, place.options[0])
-            chosen.append(pieces)
+            match.pieces.append(pieces)
             for piece in pieces:
                 if piece.name not in used:
-                    self._check_piece(piece, problems)
+                    self._note(piece, match)
                 used.add(piece.name)
-        for name, stored in self.tensors.items():
-            if name not in used and not IGNORED.search(name):
-                problems.add(
-                    "unexpected tensors", f"{show(name)} in {stored.file.name} is not expected"
-                )
-        problems.check("its files and its config.json do not belong together")
-        return chosen
+        match.unexpected.extend(
+            name for name in self.tensors if name not in used and not IGNORED.search(name)
+        )
+        return match
 
-    def _check_piece(self, piece: Piece, problems: Problems) -> None:
+    def _note(self, piece: Piece, match: Match) -> None:
         stored = self.tensors.get(piece.name)
         if stored is None:
-            problems.add("missing tensors", f"{show(piece.name)} {list(piece.shape)} is missing")
+            match.missing.append(piece)
             return
-        where = f"{show(piece.name)} in {stored.file.name}"
         if stored.shape != piece.shape:
-            found = show(list(stored.shape))
-            problems.add(
-                "tensors of a wrong shape",
-                f"{where} has shape {found}, expected {list(piece.shape)}",
-            )
+            match.misshapen.append(piece)
         if stored.dtype not in DTYPES:
-            problems.add(
-                "tensors of a wrong dtype",
-                f"{where} is {stored.dtype}, expected one of {', '.join(DTYPES)}",
-            )
+            match.unreadable.append(piece)
+
+    def _require_whole(self, match: Match) -> None:
+        problems = Problems(self.directory)
+        for piece in match.missing:
+            problems.add("missing tensors", f"{show(piece.name)} {list(piece.shape)} is missing")
+        for piece in match.misshapen:
+            found = show(list(self.tensors[piece.name].shape))
+            text = f"{self._where(piece.name)} has shape {found}, expected {list(piece.shape)}"
+            problems.add("tensors of a wrong shape", text)
+        for piece in match.unreadable:
+            found, known = self.tensors[piece.name].dtype, ", ".join(DTYPES)
+            text = f"{self._where(piece.name)} is {found}, expected one of {known}"
+            problems.add("tensors of a wrong dtype", text)
+        for name in match.unexpected:
+            problems.add("unexpected tensors", f"{self._where(name)} is not expected")
+        problems.check("its files and its config.json do not belong together")
+
+    def _where(self, name: str) -> str:
+        return f"{show(name)} in {self.tensors[name].file.name}"
 
     def load(
         self,
@@ -141,15 +161,17 @@ class Checkpoint:
 
         Raises:
             CapacityError: There is no memory for a parameter.
-            CheckpointError: As `match`, before anything is read; or a file cannot be read to its
-                end, or holds NaN or infinity where it was sampled.
+            CheckpointError: Tensors are missing, unexpected, of a wrong shape or of a dtype that cannot
+                be read: all are in the one message, and nothing was read. Or a file cannot be read
+                to its end, or holds NaN or infinity where it was sampled.
         """
-        chosen = self.match(places)
+        match = self.match(places)
+        self._require_whole(match)
         total = sum(math.prod(place.shape) for place in places) * dtype.itemsize
         done = 0
         with ExitStack() as stack:
             files: dict[Path, int] = {}
-            for place, pieces in zip(places, chosen, strict=True):
+            for place, pieces in zip(places, match.pieces, strict=True):
                 with _naming(place, dtype):
                     array = empty_aligned(place.shape, dtype)
                 parts = np.split(array.reshape(-1), len(pieces))

@@ -59,7 +59,7 @@ def _open_engine() -> Iterator["Engine"]:
 
     model = importlib.resources.files("wscope_jax") / "assets" / "demo_model"
     with importlib.resources.as_file(model) as directory:
-        _say(f"loading {directory.name}: 1.9 million parameters, computed in float32")
+        _say(f"loading {directory.name}: 1.8 million parameters, computed in float32")
         engine = Engine.from_pretrained(
             directory, policy="write_scope", window=_WINDOW, dtype="float32"
         )

@@ -22,15 +22,15 @@ def run(arguments: argparse.Namespace) -> int:
         KeyboardInterrupt: Interrupted; the text so far is printed.
     """
     _check_outputs(arguments)
+    start.prepare(arguments.threads, quiet=arguments.quiet)  # reading a checkpoint imports jax
     asked = requests.read_requests(arguments)
-    start.prepare(arguments.threads, quiet=arguments.quiet)
     samplings = requests.make_samplings(arguments, asked)
     start.require_device()
     ids = requests.encode(arguments, asked)
     longest = max(
         len(row) + sampling.max_new_tokens for row, sampling in zip(ids, samplings, strict=True)
     )
-    start.require_fit(arguments, len(ids), longest)
+    start.require_fit(arguments, len(ids), longest, shorter="lower --max-model-len to {}")
     with (
         progress.shown(quiet=arguments.quiet) as shown,
         start.open_engine(arguments, shown) as engine,

@@ -5,7 +5,7 @@ import collections
 import dataclasses
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -13,11 +13,11 @@ from rich.console import Console
 from rich.table import Table
 
 from wscope_jax.cli import answer, start
-from wscope_jax.cli.plan import amount
+from wscope_jax.cli.units import amount
 from wscope_jax.errors import CheckpointError
 
 if TYPE_CHECKING:
-    from wscope_jax.checkpoint import Piece, Stored
+    from wscope_jax.checkpoint import Checkpoint, Stored
     from wscope_jax.models.config import ModelConfig
 
 _SHOWN: Final = 20  # names of each kind of fault that the table lists; the rest is counted
@@ -30,13 +30,15 @@ def run(arguments: argparse.Namespace) -> int:
         CheckpointError: Anything is wrong with it; what could be found out is printed first.
     """
     start.prepare()
-    from wscope_jax.checkpoint import Checkpoint
+    from wscope_jax.checkpoint import Checkpoint, locate
     from wscope_jax.models import read_config
+    from wscope_jax.tokenizer import FILE_NAME
 
     checkpoint = Checkpoint(arguments.model)
     values = _describe_files(checkpoint.directory, checkpoint.tensors)
     try:
-        values |= _describe_model(read_config(arguments.model), checkpoint.tensors)
+        values["tokenizer"] = locate(checkpoint.directory, FILE_NAME) is not None
+        values |= _describe_model(read_config(arguments.model), checkpoint)
         faults = [f"{len(values[kind])} {kind} tensors" for kind in _FAULTS if values[kind]]
         if faults:
             text = f"{checkpoint.directory}: {', '.join(faults)}"
@@ -79,58 +81,32 @@ def _describe_files(root: Path, tensors: "Mapping[str, Stored]") -> dict[str, An
         "tensors": len(tensors),
         "parameters": sum(counts["parameters"] for counts in dtypes.values()),
         "bytes": sum(counts["bytes"] for counts in dtypes.values()),
-        "tokenizer": (root / "tokenizer.json").is_file(),
+        "tokenizer": False,
         "config": None,
         **{kind: [] for kind in _FAULTS},
     }
 
 
-def _describe_model(config: "ModelConfig", tensors: "Mapping[str, Stored]") -> dict[str, Any]:
-    """The configuration's main figures, and the names of tensors that do not fit it."""
-    from wscope_jax.checkpoint.tensors import DTYPES, IGNORED
+def _describe_model(config: "ModelConfig", checkpoint: "Checkpoint") -> dict[str, Any]:
+    """The configuration's main figures, and the tensors that do not fit it."""
+    from wscope_jax import models
 
-    found: dict[str, Any] = {kind: [] for kind in _FAULTS}
-    used = set()
-    for options in _expected(config, tensors):
-        stored = (way for way in options if way[0].name in tensors)
-        for piece in next(stored, options[0]):
-            if piece.name in used:
-                continue
-            used.add(piece.name)
-            tensor = tensors.get(piece.name)
-            if tensor is None:
-                found["missing"].append(piece.name)
-            elif tensor.shape != piece.shape:
-                found["misshapen"].append(
-                    f"{piece.name} {list(tensor.shape)}, expected {list(piece.shape)}"
-                )
-            elif tensor.dtype not in DTYPES:
-                found["unreadable"].append(f"{piece.name} ({tensor.dtype})")
-    found["unexpected"] = [
-        name for name in tensors if name not in used and not IGNORED.search(name)
-    ]
+    tensors, match = checkpoint.tensors, checkpoint.match(models.places(config, checkpoint))
     figures = {
         key: value
         for key, value in dataclasses.asdict(config).items()
         if isinstance(value, int | float | str)
     }
-    return {**found, "config": figures}
-
-
-def _expected(
-    config: "ModelConfig", tensors: "Mapping[str, Stored]"
-) -> Iterator[Sequence["Sequence[Piece]"]]:
-    """For each parameter the ways in which it may be stored, the published one first."""
-    from flax import nnx
-
-    from wscope_jax.models import BY_TYPE, abstract
-    from wscope_jax.models.tensors import EMBEDDING, HEAD
-
-    if config.tie_word_embeddings and {HEAD, EMBEDDING} <= tensors.keys():
-        config = dataclasses.replace(config, tie_word_embeddings=False)  # as the loader does
-    state = dict(nnx.to_flat_state(nnx.state(abstract(config, "bfloat16"))))
-    for key, ways in BY_TYPE[config.model_type].table(config).items():
-        yield [way(tuple(state[key].shape)) for way in ways]
+    return {
+        "config": figures,
+        "missing": [piece.name for piece in match.missing],
+        "unexpected": match.unexpected,
+        "misshapen": [
+            f"{piece.name} {list(tensors[piece.name].shape)}, expected {list(piece.shape)}"
+            for piece in match.misshapen
+        ],
+        "unreadable": [f"{piece.name} ({tensors[piece.name].dtype})" for piece in match.unreadable],
+    }
 
 
 def _print(values: Mapping[str, Any]) -> None:

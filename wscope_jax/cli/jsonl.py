@@ -1,13 +1,13 @@
 """Many prompts in one file: a JSON object a line, all of them checked before anything runs."""
 
 import dataclasses
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final
 
 from wscope_jax.cli import prompts
 from wscope_jax.errors import UsageError
+from wscope_jax.strict_json import parse_object
 
 SOURCES: Final = ("prompt", "tokens", "messages")
 SETTINGS: Final = (
@@ -93,24 +93,10 @@ def _parse(where: str, number: int, raw: bytes) -> Line:
 
 
 def _object(where: str, text: str) -> dict[str, Any]:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            raise UsageError(f"{where}: a key is there twice; keep one of them")
-        return found
-
-    def refuse(word: str) -> NoReturn:
-        raise UsageError(f"{where}: holds {word}, which is no number; write a finite one")
-
     try:
-        found = json.loads(text, object_pairs_hook=unique, parse_constant=refuse)
-    except UsageError:
-        raise
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"{where}: not JSON: {error}; write one object on a line") from None
-    if not isinstance(found, dict):
-        raise UsageError(f"{where}: expected an object, found {found!r:.60}")
-    return found
+        return parse_object(text)
+    except ValueError as error:
+        raise UsageError(f"{where}: {error}") from None
 
 
 def _prompt(where: str, value: Any) -> str:

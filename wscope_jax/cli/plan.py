@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 
 from wscope_jax import machine
-from wscope_jax.cli import answer, start
+from wscope_jax.cli import answer, report, start
+from wscope_jax.cli.units import amount
 
 if TYPE_CHECKING:
     from wscope_jax.configurations import Configuration
@@ -20,10 +21,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 _ROLES: Final = {
-    "unpinned": ("host", "attended to by the CPU where it lies"),
-    "pinned": ("host", "streamed in every step"),
-    "window": ("device", "the newest entries, not yet placed"),
-    "ping_pong": ("device", "two slots for what is being streamed"),
+    **report.ROLES,
     "spare": ("both", "rings beyond the window, buffers on the way"),
     "weights": ("device", ""),
 }
@@ -83,22 +81,33 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         _print(plan, model, (*_assumptions(plan, model, arguments), *budgets.notes))
     if arguments.check:
-        plan.require_fit()
+        _require_fit(plan)
     return 0
 
 
+def _require_fit(plan: "Plan") -> None:
+    flags = " and ".join(f"--{name}-memory" for name in plan.shortages)
+    plan.require_fit(
+        shorter="lower --max-model-len to {}",
+        fewer="lower --batch to {}",
+        larger="give --host-memory and --gpu-memory to plan for another machine"
+        if plan.is_shared
+        else f"raise {flags}",
+    )
+
+
 def _budgets(arguments: argparse.Namespace) -> Budgets:
-    gpus = machine.gpus()
     gpu, notes = arguments.gpu_memory, []
-    if gpu is None and machine.expects_gpu(len(gpus)):
-        gpu = gpus[0].free
-        notes.append(f"GPU budget: what is free on the {gpus[0].name}, {amount(gpu)}")
+    if gpu is None and machine.expects_gpu():
+        first = machine.gpus()[0]
+        gpu = first.free
+        notes.append(f"GPU budget: what is free on the {first.name}, {amount(gpu)}")
     if gpu is None:
         notes.append("GPU budget: none, there is no GPU here (--gpu-memory plans for one)")
     if arguments.host_memory is not None:
         return Budgets(arguments.host_memory, gpu, False, tuple(notes))
     memory = machine.memory()
-    host = memory.room - machine.margin_of(memory.room)
+    host = memory.budget
     limit = "" if memory.limit is None else f", its cgroup's limit is {amount(memory.limit)}"
     notes.append(
         f"host budget: {amount(host)}, what this machine has left ({amount(memory.room)}{limit}) but for a margin"
@@ -195,15 +204,6 @@ def _limit(size: int | None, unit: str = "") -> str:
     if size is None:
         return "not limited by memory"
     return f"{size:,} {unit}".rstrip() if size else "none fits"
-
-
-def amount(num_bytes: int) -> str:
-    """A size with four digits and a decimal unit, as the paper writes sizes."""
-    for unit, power in (("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):
-        value = num_bytes / 1000**power
-        if value >= 1:
-            return f"{value:,.{max(0, 4 - len(str(int(value))))}f} {unit}"
-    return f"{num_bytes} B"
 
 
 def shape(layout: "EntryLayout") -> str:

@@ -131,14 +131,17 @@ def decode(raw: bytes, where: str) -> str:
 
 
 def require_tokenizer(model: Path) -> None:
-    """Refuses before jax starts. What is no checkpoint at all is left to the loader.
+    """Refuses before weights are read. What is no checkpoint at all is left to the loader.
 
     Raises:
         CheckpointError: If the checkpoint has no tokenizer.
     """
+    from wscope_jax.checkpoint import locate, open_directory
+
     try:
-        is_missing = (model / "config.json").exists() and not (model / "tokenizer.json").exists()
-    except OSError:  # that, too, is the loader's to tell
+        root = open_directory(model)
+        is_missing = locate(root, "config.json") and not locate(root, "tokenizer.json")
+    except CheckpointError:  # that, too, is the loader's to tell
         return
     if is_missing:
         raise CheckpointError(

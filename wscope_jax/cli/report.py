@@ -6,12 +6,12 @@ from typing import Any, Final, TextIO
 from rich.console import Console
 from rich.table import Table
 
-_ROLES: Final = {
+ROLES: Final = {
     "unpinned": ("host", "the CPU attends to it where it lies"),
     "pinned": ("host", "streamed to the device in every step"),
     "window": ("device", "the newest entries, not yet placed"),
     "ping_pong": ("device", "two slots for what is being streamed"),
-}
+}  # of each region: where it lies, what it is for
 
 
 def regions_table(regions: Mapping[str, Mapping[str, int]]) -> Table:
@@ -27,7 +27,7 @@ def regions_table(regions: Mapping[str, Mapping[str, int]]) -> Table:
     table.add_column("MiB", justify="right")
     table.add_column("what it is for")
     for name, held in regions.items():
-        memory, role = _ROLES.get(name, ("", ""))
+        memory, role = ROLES.get(name, ("", ""))
         mib = held["bytes"] / 2**20
         table.add_row(name, memory, f"{held['tokens']:,}", f"{mib:,.2f}", role)
     return table

@@ -91,6 +91,7 @@ def encode(arguments: argparse.Namespace, requests: Sequence[Request]) -> list[l
         CheckpointError: If the checkpoint's configuration or tokenizer is wrong.
     """
     from wscope_jax.models import registry
+    from wscope_jax.token_ids import check_ids
     from wscope_jax.tokenizer import Tokenizer
 
     vocab_size = registry.read_config(arguments.model).vocab_size
@@ -104,20 +105,9 @@ def encode(arguments: argparse.Namespace, requests: Sequence[Request]) -> list[l
             ids = tokenizer.encode(request.prompt, is_whole=request.is_whole)
         else:
             ids = request.prompt
-        _check_ids(request.where, ids, vocab_size)
+        check_ids(ids, vocab_size, request.where)
         encoded.append(_fit(request.where, ids, arguments.max_model_len, arguments.truncate))
     return encoded
-
-
-def _check_ids(where: str, ids: Sequence[int], vocab_size: int) -> None:
-    if not ids:
-        raise UsageError(f"{where}: the prompt is empty: it has no token; give it one")
-    for index, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise UsageError(
-                f"{where}: id {token} at index {index} is outside the vocabulary, 0 to "
-                f"{vocab_size - 1}; was it made with another tokenizer?"
-            )
 
 
 def _fit(where: str, ids: list[int], most: int | None, side: str | None) -> list[int]:

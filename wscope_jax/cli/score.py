@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from wscope_jax.cli import answer, progress, start
-from wscope_jax.cli.prompts import read_tokens
+from wscope_jax.cli.prompts import Ids, read_tokens
 from wscope_jax.errors import UsageError, WscopeError
 
 _CHUNK: Final = 256  # positions turned to float64 at a time; a vocabulary may have 150,000 entries
@@ -29,8 +29,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.logits_out is not None:
         answer.require_writable(arguments.logits_out, "--logits-out")
     start.prepare(arguments.threads, quiet=arguments.quiet)
+    _require_in_vocabulary(arguments, ids)
     start.require_device()
-    start.require_fit(arguments, 1 if ids.ndim == 1 else len(ids), length)
+    batch = 1 if ids.ndim == 1 else len(ids)
+    start.require_fit(arguments, batch, length, shorter=_shorter(arguments, length))
     with (
         progress.shown(quiet=arguments.quiet) as shown,
         start.open_engine(arguments, shown) as engine,
@@ -57,6 +59,20 @@ def run(arguments: argparse.Namespace) -> int:
     else:
         print("nll: no token was forced" if nll is None else f"nll {nll:.6f} nats a token")
     return 0
+
+
+def _require_in_vocabulary(arguments: argparse.Namespace, ids: Ids) -> None:
+    """Checks the ids against config.json, before weights are read."""
+    from wscope_jax.models import read_config
+    from wscope_jax.token_ids import check_ids
+
+    check_ids(ids, read_config(arguments.model).vocab_size, f"--tokens {arguments.tokens}")
+
+
+def _shorter(arguments: argparse.Namespace, length: int) -> str:
+    """What to do where fewer tokens fit; room that was asked for beyond the text goes first."""
+    is_roomy = (arguments.max_model_len or 0) > length
+    return "lower --max-model-len to {}" if is_roomy else "score no more than {} tokens"
 
 
 def mean_nll(logits: npt.NDArray[np.float32], targets: npt.NDArray[np.int64]) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wscope_jax import cores
+from wscope_jax import cores, machine
 from wscope_jax.cli import options, streams
 from wscope_jax.errors import MachineError
 from wscope_jax.progress import SILENT, Progress
@@ -41,7 +41,7 @@ def prepare(threads: int | None = None, *, quiet: bool = False) -> None:
         warnings.simplefilter("ignore")  # those of the libraries; ours are logged
     if (cache := _compilation_cache()) is not None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
-    if not _expects_gpu():
+    if not machine.expects_gpu():
         # XLA's own pool keeps to the cores that the workers leave it: both compute at once.
         share = cores.split(cores.available(), threads=threads)
         os.environ.setdefault("NPROC", str(share.xla))
@@ -67,13 +67,14 @@ def require_device() -> None:
         raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
 
 
-def require_fit(arguments: argparse.Namespace, batch: int, max_len: int) -> None:
+def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shorter: str) -> None:
     """Refuses what cannot fit, by the checkpoint's headers alone, before its weights are read.
 
     Args:
         arguments: The options of `generate` or `score`.
         batch: Sequences.
         max_len: Tokens that each may reach, prompt and new ones.
+        shorter: What to do where fewer tokens fit, with "{}" for their number.
 
     Raises:
         UsageError: If the options contradict each other.
@@ -82,7 +83,7 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int) -> None
     """
     import jax
 
-    from wscope_jax import configurations, machine, memory_plan, policies
+    from wscope_jax import configurations, memory_plan, policies
 
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     model = configurations.read(str(arguments.model), arguments.dtype)
@@ -96,10 +97,14 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int) -> None
         max_len=arguments.max_model_len or max_len,
         window=arguments.window,
         itemsize=configurations.ITEM_BYTES[model.dtype],
-        host_memory=machine.memory().room if budget is None else budget,
+        host_memory=machine.memory().budget if budget is None else budget,
         is_shared=is_shared,
         weights=model.weight_bytes if is_shared else 0,
-    ).require_fit()
+    ).require_fit(
+        shorter=shorter,
+        fewer=f"take {{}} of the {batch} sequences",
+        larger="free memory on this machine" if budget is None else "raise --host-memory",
+    )
 
 
 def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "Engine":
@@ -165,11 +170,3 @@ def _compilation_cache() -> Path | None:
         lines = []
     features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
     return Path(home) / "wscope_jax" / f"xla-{zlib.crc32(features.encode()):08x}"
-
-
-def _expects_gpu() -> bool:
-    """Whether jax will take a GPU, told without starting it."""
-    platforms = os.environ.get("JAX_PLATFORMS", "")
-    if platforms:
-        return platforms.split(",")[0] in ("cuda", "gpu")
-    return Path("/dev/nvidiactl").exists()

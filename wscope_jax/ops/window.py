@@ -1,7 +1,7 @@
 """The WINDOW region: rings of the newest entries, on the device."""
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int32
+from jaxtyping import Array, Bool, Float, Int32
 
 from wscope_jax.layout import Entries, EntryLayout
 from wscope_jax.ops.reference import masked_attention
@@ -9,15 +9,24 @@ from wscope_jax.partial import Partial
 from wscope_jax.views import Rings
 
 
-def append(rings: Rings, entries: Entries, length: Int32[Array, " B"]) -> Rings:
-    """Writes one new entry per row at ring index `length % capacity`, in place when the rings are donated."""
+def append(
+    rings: Rings, entries: Entries, length: Int32[Array, " B"], active: Bool[Array, " B"]
+) -> Rings:
+    """Writes one new entry per active row at ring index `length % capacity`, in place when the rings are donated.
+
+    Rings of other rows stay as they are: a prompt may be on its way into them.
+    """
     rows = jnp.arange(length.shape[0])
-    at = length % rings.key.shape[1]
-    key = rings.key.at[rows, at].set(entries.key.astype(rings.key.dtype))
+    capacity = rings.key.shape[1]
+    at = jnp.where(active, length % capacity, capacity)  # beyond the end: dropped
+
+    def put(ring: Array, new: Array) -> Array:
+        return ring.at[rows, at].set(new.astype(ring.dtype), mode="drop")
+
     if rings.value is None:
-        return Rings(key, None)
+        return Rings(put(rings.key, entries.key), None)
     assert entries.value is not None
-    return Rings(key, rings.value.at[rows, at].set(entries.value.astype(rings.value.dtype)))
+    return Rings(put(rings.key, entries.key), put(rings.value, entries.value))
 
 
 def fill(

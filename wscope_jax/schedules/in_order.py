@@ -27,7 +27,7 @@ class InOrder:
                 new = model.project(i, x, views.positions, None)
                 o, view = attend(new.q, new.entries[0], views[i], scale=model.scale(i))
                 views = views.put(i, view)
-                x = model.finish(i, x, o)
+                x = model.finish(i, x, o, views.shared.active)
         return model.logits(x), views.advance()
 
 
