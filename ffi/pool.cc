@@ -4,8 +4,9 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
-#include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -30,13 +31,14 @@ std::string Mib(int64_t bytes) { return std::to_string(bytes >> 20) + " MiB"; }
 
 // Bytes that the machine could hand out without swapping; -1 if the kernel does not say.
 int64_t AvailableBytes() {
-  std::ifstream meminfo("/proc/meminfo");
-  std::string key;
-  std::string unit;
-  int64_t kib = 0;
-  while (meminfo >> key >> kib) {
-    if (key == "MemAvailable:") return kib * 1024;
-    std::getline(meminfo, unit);
+  // No C++ streams: their locale facets clash with a second copy of the runtime library that
+  // another module of the process may have brought along.
+  const std::unique_ptr<FILE, int (*)(FILE*)> meminfo(std::fopen("/proc/meminfo", "re"),
+                                                      &std::fclose);
+  char line[128];
+  while (meminfo != nullptr && std::fgets(line, sizeof(line), meminfo.get()) != nullptr) {
+    long long kib = 0;
+    if (std::sscanf(line, "MemAvailable: %lld", &kib) == 1) return int64_t{kib} * 1024;
   }
   return -1;
 }

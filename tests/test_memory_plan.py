@@ -207,7 +207,7 @@ def test_the_machine_is_the_limit_of_an_engine_without_a_budget(
     eng.generate([[1, 2, 3]], Sampling(max_new_tokens=2))
     with pytest.raises(CapacityError, match="the budget is 1000000") as caught:
         eng.generate([[1, 2, 3]], Sampling(max_new_tokens=2), max_model_len=10_000)
-    assert "free memory on this machine or lower max_model_len to " in str(caught.value)
+    assert "free host memory or lower max_model_len to " in str(caught.value)
     assert "--" not in str(caught.value)  # a caller of the library has no command line
 
 

@@ -1,7 +1,7 @@
 import json
+import os
 import subprocess
 import sys
-import os
 
 import pytest
 from hypothesis import example, given, settings

@@ -170,10 +170,9 @@ class Plan:
             if name == "gpu":
                 what, needed, budget = self._device_text(), self.device_needed, self.gpu_memory
             else:
-                what, needed, budget = "the placed blocks", self.host_needed, self.host_memory
-                what += f", their buffers, {self._device_text()}" * self.is_shared or (
-                    " and their buffers"
-                )
+                rest = f", their buffers, {self._device_text()}" if self.is_shared else ""
+                what = f"the placed blocks{rest or ' and their buffers'}"
+                needed, budget = self.host_needed, self.host_memory
             label = "GPU memory" if name == "gpu" else "host memory"
             texts.append(
                 f"{label}: {what} take {needed} bytes, the budget is {budget}: short by {missing} bytes"
@@ -181,11 +180,7 @@ class Plan:
         return "; ".join(texts)
 
     def _device_text(self) -> str:
-        return (
-            "weights, window, PING-PONG and spare"
-            if self.weights
-            else "window, PING-PONG and spare"
-        )
+        return "weights, " * (self.weights > 0) + "window, PING-PONG and spare"
 
     def require_fit(
         self,
@@ -194,22 +189,17 @@ class Plan:
         fewer: str = "take {} of the sequences",
         larger: str | None = None,
     ) -> None:
-        """Does nothing if the plan fits. The arguments are what a caller's user can do, in the user's words.
+        """Raises CapacityError with what is missing, and what to do, if the plan does not fit.
 
         Args:
-            shorter: where there are tokens of each row that fit, "{}" is their number.
-            fewer: where there are rows that fit, "{}" is their number.
-            larger: about the budgets that are short.
-
-        Raises:
-            CapacityError: it does not fit; says what is missing, and what would fit.
+            shorter: what the caller's user can do about the length; "{}" is the largest that fits.
+            fewer: likewise about the batch.
+            larger: about the budgets; None = what suits a user of the library.
         """
         if self.fits:
             return
-        if larger is None:
-            short = " and ".join(f"{name}_memory" for name in self.shortages)
-            larger = "free memory on this machine" if self.is_shared else f"raise {short}"
-        choices = [larger]
+        budgets = " and ".join(f"{name}_memory" for name in self.shortages)
+        choices = [larger or (f"raise {budgets}" if not self.is_shared else "free host memory")]
         if self.largest_context:
             choices.append(shorter.format(self.largest_context))
         if self.largest_batch:

@@ -132,11 +132,11 @@ class Roofline:
         """The model after a step was timed.
 
         A and B follow the median of their newest measured values. One observation changes either by
-        a factor of `MOST_CHANGE` and a step of the nudge (1.2 x e^0.01) at most. A time that cannot be
-        one (zero, negative, not a number, absurdly long or short) leaves the values of its side as
-        they were. A side without entries is not measured, but is not lost either: unless its fixed
-        cost forbids it, no share is exactly 0 or 1, so routing gives each side a block now and
-        then.
+        a factor of `MOST_CHANGE` (the waits move them only while it is much less), and the share of
+        what was timed by 0.4 at most. A time that cannot be one (zero, negative, not a number,
+        absurdly long or short) leaves the values of its side as they were. A side without entries
+        is not measured, but is not lost either: unless its fixed cost forbids it, no share is
+        exactly 0 or 1, so routing gives each side a block now and then.
         """
         half = math.exp(self.nudge / 2)
         cpu = _Cost(self.cpu_s_per_entry / half, self.cpu_fixed_s, self.cpu_samples)

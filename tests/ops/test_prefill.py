@@ -62,7 +62,7 @@ def test_chunks_of_the_real_size(num_tokens: int, size: int) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", (*SMALL, *BIG))
+@pytest.mark.parametrize("name", [*SMALL, *BIG])
 def test_every_case(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "MAX_CHUNK", 16)
     case = CASES[name]

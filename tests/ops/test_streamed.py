@@ -79,7 +79,7 @@ def _draw(name: str, seed: int, dtype: str) -> Any:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", (*SMALL, *BIG))
+@pytest.mark.parametrize("name", [*SMALL, *BIG])
 def test_each_row_attends_to_its_blocks(name: str, dtype: str) -> None:
     q, key, value = _draw(name, 1, dtype)
     for owner in OWNERS.values() if name in SMALL else [OWNERS["several_of_one"]]:

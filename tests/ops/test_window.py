@@ -157,7 +157,7 @@ def _attend(
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", (*SMALL, *BIG))
+@pytest.mark.parametrize("name", [*SMALL, *BIG])
 def test_it_equals_the_oracle(name: str, dtype: str) -> None:
     case = CASES[name]
     q, key, value = draw(case, 1, B, CAPACITY, dtype)
