@@ -106,7 +106,6 @@ def test_what_is_refused(asked: dict[str, object], match: str) -> None:
         demo_text.plant(0, **asked)
 
 
-@pytest.mark.xfail(strict=True, reason="without a blank line the first character is left out")
 def test_a_source_of_one_paragraph_begins_at_its_beginning() -> None:
     text, _ = demo_text.plant(0, num_bytes=40, num_notes=0, source="Words of one line.\n")
     assert text.startswith("Words of one line.\n")

@@ -83,7 +83,7 @@ def plant(
         num_bytes: length of the text; it ends wherever it does.
         num_notes: notes at random depths.
         depths: instead of random ones: for each note the part of the text that is before it, from 0 to below 1. A
-            note stands up to one line and the notes' own length before that.
+            note stands up to one line before that, or behind the notes that stand there already.
         source: prose to take instead of the bundled one.
 
     Raises:
@@ -125,7 +125,8 @@ def _assemble(
 
 def _part(source: str, size: int, rng: random.Random) -> str:
     """`size` characters of the source from the beginning of some paragraph on, around its end if need be."""
-    start = source.find("\n\n", _below(rng, max(1, len(source) - size))) + 2
+    found = source.find("\n\n", _below(rng, max(1, len(source) - size)))
+    start = 0 if found < 0 else found + 2
     rotated = source[start:] + source[:start]
     return (rotated * (size // len(source) + 1))[:size]
 

@@ -295,7 +295,7 @@ class Engine:
             max_len=max_len,
             window=self.window,
             itemsize=jnp.dtype(self.dtype).itemsize,
-            # Without a budget of the user's all that the machine has left may be used, for windows too.
+            # Without a budget of the user's all that the machine has left but a margin, for windows too.
             host_memory=machine.memory().budget if is_free else self.host_memory,
             is_shared=is_free,
             chunk_entries=self.chunk_entries,

@@ -6,10 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.cases import TOLERANCES, Case
+from tests.cases import BIG, SMALL, TOLERANCES, Case
 from wscope_jax.partial import Partial
 
 Numbers = np.ndarray[Any, Any]
+DTYPES = ("float32", "bfloat16")
+RUNS = [
+    *((name, dtype) for name in SMALL for dtype in DTYPES),
+    *((name, "bfloat16") for name in BIG),
+]
 
 
 def attend(q: Any, key: Any, value: Any, scale: float) -> tuple[Numbers, Numbers]:

@@ -6,12 +6,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exact import attend, draw, sharpen
+from exact import DTYPES, RUNS, attend, draw, sharpen
 
-from tests.cases import BIG, CASES, SMALL, TOLERANCES
+from tests.cases import CASES, TOLERANCES
 from wscope_jax.ops import prefill
 
-DTYPES = ("float32", "bfloat16")
 H, G = 6, 2
 
 
@@ -61,8 +60,7 @@ def test_chunks_of_the_real_size(num_tokens: int, size: int) -> None:
     _check(*_draw(num_tokens, 8, 5, "float32"), 0.3, "float32", sorted(ends))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*SMALL, *BIG])
+@pytest.mark.parametrize(("name", "dtype"), RUNS)
 def test_every_case(name: str, dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "MAX_CHUNK", 16)
     case = CASES[name]

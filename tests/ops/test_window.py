@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from exact import attend, bits, check, draw, sharpen, wide
+from exact import DTYPES, RUNS, attend, bits, check, draw, sharpen, wide
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +19,6 @@ from wscope_jax.partial import Partial
 from wscope_jax.views import Rings
 
 B, BLOCK, CAPACITY, PROMPT = 4, 32, 80, 416
-DTYPES = ("float32", "bfloat16")
 LAYOUTS = {
     "apart": EntryLayout(num_kv_heads=2, key_dim=4, value_dim=3),
     "value_in_key": EntryLayout(num_kv_heads=1, key_dim=5, value_dim=3, value_in_key=True),
@@ -156,8 +155,7 @@ def _attend(
     return got
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*SMALL, *BIG])
+@pytest.mark.parametrize(("name", "dtype"), RUNS)
 def test_it_equals_the_oracle(name: str, dtype: str) -> None:
     case = CASES[name]
     q, key, value = draw(case, 1, B, CAPACITY, dtype)

@@ -43,7 +43,12 @@ def attend_chunk(
     base_1BH = jnp.where(jnp.isneginf(top_1BH), 0.0, top_1BH)
     weight_CBH = jnp.exp(lse_CBH - base_1BH)
     total_BH = weight_CBH.sum(0)
-    o_BHV = jnp.einsum("cbh,chv->bhv", weight_CBH, part.o, precision=jax.lax.Precision.HIGHEST)
+    # Zero times a NaN is a NaN: what is broken in one row's blocks must not reach the others.
+    is_finite_C = jnp.isfinite(part.o).all((1, 2))
+    o_CHV = jnp.where(is_finite_C[:, None, None], part.o, 0.0)
+    is_broken_B = (owns_CB & ~is_finite_C[:, None]).any(0)
+    o_BHV = jnp.einsum("cbh,chv->bhv", weight_CBH, o_CHV, precision=jax.lax.Precision.HIGHEST)
+    o_BHV = jnp.where(is_broken_B[:, None, None], jnp.nan, o_BHV)
     safe_BH = jnp.where(total_BH == 0, 1.0, total_BH)
     lse_BH = jnp.where(total_BH == 0, -jnp.inf, base_1BH[0] + jnp.log(safe_BH))
     return Partial(o=o_BHV / safe_BH[..., None], lse=lse_BH)
