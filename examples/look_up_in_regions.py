@@ -54,8 +54,9 @@ def ask(
     engine: ws.Engine, text: str, note: demo_text.Note, share: float, wanted: Region | None
 ) -> tuple[Region, str]:
     """Where a note lies, and what the model says; nothing unless it lies in `wanted` (None = anywhere)."""
-    engine.policy = ws.policies.WriteScope(share=share)
-    with engine.stream([text + demo_text.question(note.key)], ANSWER) as generation:
+    policy = ws.policies.WriteScope(share=share)
+    prompt = text + demo_text.question(note.key)
+    with engine.stream([prompt], ANSWER, policy=policy) as generation:
         next(generation)
         region = generation.region_of(0, note.position)
         if wanted in (None, region):

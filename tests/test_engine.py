@@ -234,3 +234,15 @@ def test_bad_prefill(eng: Engine, prefill: int) -> None:
 def _no_leak() -> Iterator[None]:
     yield
     gc.collect()
+
+
+def test_stop_strings_need_text(eng: Engine) -> None:
+    with pytest.raises(UsageError, match="stop: this checkpoint has no tokenizer"):
+        eng.generate([PROMPT], Sampling(max_new_tokens=1, stop=("END",)))
+
+
+def test_a_call_may_have_a_policy_of_its_own(eng: Engine) -> None:
+    how = Sampling(max_new_tokens=3, ignore_eos=True)
+    result = eng.generate([PROMPT], how, policy=policies.CpuOnly())
+    assert result.regions["unpinned"]["tokens"] == 64
+    assert eng.generate([PROMPT], how).regions["pinned"]["tokens"] == 32

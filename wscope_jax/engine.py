@@ -159,6 +159,7 @@ class Engine:
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
         max_model_len: int | None = None,
+        policy: Policy | None = None,
     ) -> Generation:
         """Starts to generate; iterate over the events, or `close` what is returned.
 
@@ -166,6 +167,7 @@ class Engine:
             prompts: texts or lists of token ids, one per row; lengths may differ.
             sampling: settings for all rows, or one per row.
             max_model_len: tokens that a row may hold; None = longest prompt + new tokens.
+            policy: for this call; None = the engine's.
 
         Raises:
             UsageError: an empty prompt, an id or a setting out of range, text without a tokenizer, a closed engine.
@@ -204,7 +206,7 @@ class Engine:
         self._warn_of_positions(max_len)
         return Generation(
             self._programs,
-            self._cache(len(ids), max_len),
+            self._cache(len(ids), max_len, policy),
             ids,
             samplings,
             max_len=max_len,
@@ -219,9 +221,10 @@ class Engine:
         sampling: Sampling | Sequence[Sampling] | None = None,
         *,
         max_model_len: int | None = None,
+        policy: Policy | None = None,
     ) -> Result:
         """Generates to the end and returns all of it; arguments as for `stream`."""
-        generation = self.stream(prompts, sampling, max_model_len=max_model_len)
+        generation = self.stream(prompts, sampling, max_model_len=max_model_len, policy=policy)
         try:
             for _ in generation:
                 pass
@@ -231,13 +234,21 @@ class Engine:
 
     # --- logits -----------------------------------------------------------------------------------------------------
 
-    def score(self, ids: Any, prefill: int, *, max_model_len: int | None = None) -> Float32s:
+    def score(
+        self,
+        ids: Any,
+        prefill: int,
+        *,
+        max_model_len: int | None = None,
+        policy: Policy | None = None,
+    ) -> Float32s:
         """Logits of forced texts: prefills ids[..., :prefill] and decodes the rest token by token.
 
         Args:
             ids: integers [T] or [B, T].
             prefill: P, 1 to T.
             max_model_len: tokens that a row may hold; None = T.
+            policy: for this call; None = the engine's.
 
         Returns:
             Float32 [T - P + 1, vocabulary], or [B, T - P + 1, vocabulary]: of positions P - 1 to T - 1.
@@ -254,7 +265,7 @@ class Engine:
             raise UsageError(f"tokens: {num_tokens} tokens exceed max_model_len={max_len}")
         self._warn_of_positions(num_tokens)
         rows = row_operands([Sampling()] * batch)
-        with self._cache(batch, max_len) as cache:
+        with self._cache(batch, max_len, policy) as cache:
             first = []
             for row in range(batch):
 

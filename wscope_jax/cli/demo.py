@@ -93,14 +93,16 @@ def _look_up(engine: "Engine", planted: demo_text.PlantedText) -> list[dict[str,
     """Asks for one note in each region of a cache whose host regions hold the same number of blocks."""
     from wscope_jax.policies import WriteScope
 
-    engine.policy = WriteScope(share=0.5)
+    policy = WriteScope(share=0.5)
     asked: list[dict[str, Any]] = []
     notes = [planted.notes[-1]]  # the newest one is in the window; the others are found from there
     for wanted in (Region.WINDOW, Region.UNPINNED, Region.PINNED):
         _say(f"asking for a note whose bytes lie in {wanted}")
         note = notes.pop(0)
         prompt = planted.text + demo_text.question(note.key)
-        with engine.stream([prompt], _digits(), max_model_len=_MAX_LEN) as generation:
+        with engine.stream(
+            [prompt], _digits(), max_model_len=_MAX_LEN, policy=policy
+        ) as generation:
             next(generation)
             region = generation.region_of(0, note.position)
             if not notes:
