@@ -294,6 +294,22 @@ class Engine:
                 out.append(np.asarray(self._programs.logits(cache, x))[:num_tokens])
         return np.stack(out)
 
+    def find_broken(self, ids: Sequence[int]) -> str | None:
+        """Where numbers stop being finite when the model reads `ids`: "the embedding", "layer 3", "the head"; or None."""
+        self._check_open()
+        places: list[str] = []
+
+        def watch(done: int, x: jax.Array) -> None:
+            if not places and not bool(jnp.isfinite(x[: len(ids)]).all()):
+                places.append(f"layer {done - 1}" if done else "the embedding")
+
+        with self._cache(1, len(ids), policy=Resident()) as cache:
+            x = self._programs.prefill(cache, 0, list(ids), watch=watch)
+            logits = self._programs.logits(cache, x)[: len(ids)]
+        if not places and not bool(jnp.isfinite(logits.max(-1)).all()):
+            places.append("the head")
+        return places[0] if places else None
+
     # --- inside -----------------------------------------------------------------------------------------------------
 
     def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:

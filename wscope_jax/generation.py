@@ -96,7 +96,10 @@ class Generation:
 
     def _close(self) -> None:
         for number in list(self._cache.active_rows):
-            self._rows[number].tokens_in = self._cache.row_tokens(number)
+            row = self._rows[number]
+            if not row.tokens_in:  # not closed before
+                row.tokens_in = self._cache.row_tokens(number)
+                row.text += row.end()
         self._cache.close()
 
     @contextlib.contextmanager

@@ -111,6 +111,7 @@ class ModelPrograms:
         row: int,
         ids: list[int],
         report: Callable[[int], None] | None = None,
+        watch: Callable[[int, jax.Array], None] | None = None,
     ) -> jax.Array:
         """Runs a prompt through all layers and writes its entries home; returns the last layer's output.
 
@@ -119,6 +120,7 @@ class ModelPrograms:
             row: an empty row of it.
             ids: the prompt.
             report: told how many layers are dispatched, after each.
+            watch: shown what comes out of the embedding (0) and of each layer (1, 2, ...): [T, M].
 
         Returns:
             [T, M]: T is the prompt's length rounded up to a bucket; rows beyond the prompt are padding.
@@ -127,6 +129,8 @@ class ModelPrograms:
         padded = cache.block * turn_bucket(-(-len(ids) // cache.block))
         # Padding repeats the prompt: a masked product with a NaN, which another token may have, would still be NaN.
         x = self._embed(cache, jnp.array(ids + ids[-1:] * (padded - len(ids)), jnp.int32))
+        if watch is not None:
+            watch(0, x)
         index, length = jnp.int32(row), jnp.int32(len(ids))
         for i in range(self.num_layers):
             x = cache.write_prompt(
@@ -134,6 +138,8 @@ class ModelPrograms:
             )
             if report is not None:
                 report(i + 1)
+            if watch is not None:
+                watch(i + 1, x)
         cache.end_prompt(row)
         return x
 

@@ -2,7 +2,7 @@
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from wscope_jax.cli import answer, progress, report, requests, signals, start
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
             is_text = engine.tokenizer is not None
             printer = answer.RowPrinter(len(asked), sys.stdout, is_text=is_text)
         values = _stream(arguments, asked, generation, printer, shown)
-    _check_rows(asked, values)
+        _check_rows(asked, values, lambda row: engine.find_broken(ids[row] + values["tokens"][row]))
     return 0
 
 
@@ -105,8 +105,10 @@ def _lines(asked: Sequence[Request], values: Mapping[str, Any]) -> list[dict[str
     return lines
 
 
-def _check_rows(asked: Sequence[Request], values: Mapping[str, Any]) -> None:
-    """Says which rows the model gave no numbers for.
+def _check_rows(
+    asked: Sequence[Request], values: Mapping[str, Any], find_broken: Callable[[int], str | None]
+) -> None:
+    """Says which rows the model gave no numbers for, and where in the model they went.
 
     Raises:
         WscopeError: There is at least one.
@@ -117,6 +119,6 @@ def _check_rows(asked: Sequence[Request], values: Mapping[str, Any]) -> None:
         others = f" (and of {len(failed) - 1} other prompts)" if len(failed) > 1 else ""
         raise WscopeError(
             f"{asked[row].where}: the model's logits are not finite after {len(values['tokens'][row])} new "
-            f"tokens{others}, so the text ends there; look for broken weights with --check-tensors, or "
-            "try --dtype float32"
+            f"tokens{others}, so the text ends there (first in {find_broken(row) or 'a step of decode'}); look for "
+            "broken weights with --check-tensors, or try --dtype float32"
         )
