@@ -295,7 +295,7 @@ class Engine:
         return np.stack(out)
 
     def find_broken(self, ids: Sequence[int]) -> str | None:
-        """Where numbers stop being finite when the model reads `ids`: "the embedding", "layer 3", "the head"; or None."""
+        """Where numbers stop being finite as the model reads `ids`: "the embedding", "layer 3", "the head"."""
         self._check_open()
         places: list[str] = []
 
