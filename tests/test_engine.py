@@ -246,3 +246,16 @@ def test_a_call_may_have_a_policy_of_its_own(eng: Engine) -> None:
     result = eng.generate([PROMPT], how, policy=policies.CpuOnly())
     assert result.regions["unpinned"]["tokens"] == 64
     assert eng.generate([PROMPT], how).regions["pinned"]["tokens"] == 32
+
+
+def test_a_text_in_place_of_a_list_of_texts(eng: Engine) -> None:
+    with pytest.raises(UsageError, match=r"give \[text\]"):
+        eng.generate("hello", Sampling(max_new_tokens=1))
+    with pytest.raises(UsageError, match="prompt 0 is 5"):
+        eng.generate([5], Sampling(max_new_tokens=1))  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("host_memory", ["1GiB", -5, 0, 1.5, True])
+def test_a_budget_is_a_number_of_bytes(eng: Engine, host_memory: Any) -> None:
+    with pytest.raises(UsageError, match="host_memory"):
+        Engine(eng.model, host_memory=host_memory)

@@ -69,6 +69,12 @@ class Engine:
         forks.mark_started()
         self.progress = progress
         self._is_closed = False
+        if host_memory is not None and (
+            isinstance(host_memory, bool) or not isinstance(host_memory, int) or host_memory < 1
+        ):
+            raise UsageError(
+                f"host_memory: expected a positive number of bytes, got {host_memory!r}"
+            )
         self.model = model
         self.window = window
         self.host_memory = host_memory

@@ -211,8 +211,9 @@ class Generation:
         seconds = dict(self._seconds)
         num_prompt = sum(len(row.prompt) for row in self._rows)
         num_decoded = sum(max(0, len(row.tokens) - 1) for row in self._rows)
-        seconds["prefill_tokens_per_s"] = num_prompt / max(seconds["prefill_s"], 1e-9)
-        seconds["decode_tokens_per_s"] = num_decoded / max(seconds["decode_s"], 1e-9)
+        for phase, count in (("prefill", num_prompt), ("decode", num_decoded)):
+            took_s = seconds[f"{phase}_s"]
+            seconds[f"{phase}_tokens_per_s"] = count / took_s if took_s > 0 else 0.0
         return Result(
             tokens=[list(row.tokens) for row in self._rows],
             text=[row.text for row in self._rows] if self._has_text else None,

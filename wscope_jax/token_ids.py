@@ -1,7 +1,7 @@
 """What callers give as prompts or forced texts, as token ids that the model has."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ def prompt_ids(
     Raises:
         UsageError: no prompt, an empty one, an id out of range, text without a tokenizer.
     """
+    if isinstance(prompts, str):
+        raise UsageError("prompts: expected a list of prompts, got one text; give [text]")
     if not prompts:
         raise UsageError("prompts: expected at least one prompt, got none")
     return [_ids(number, prompt, vocab_size, tokenizer) for number, prompt in enumerate(prompts)]
@@ -74,8 +76,12 @@ def _ids(number: int, prompt: Prompt, vocab_size: int, tokenizer: Tokenizer | No
         if tokenizer is None:
             raise UsageError("prompt: this checkpoint has no tokenizer.json; give token ids")
         ids = tokenizer.encode(prompt)
-    else:
+    elif isinstance(prompt, Iterable):
         ids = [_integer(value, at, number) for at, value in enumerate(prompt)]
+    else:
+        raise UsageError(
+            f"prompts: prompt {number} is {prompt!r:.60}; expected a text or a list of token ids"
+        )
     check_ids(ids, vocab_size, f"prompt {number}")
     return ids
 

@@ -85,6 +85,8 @@ def _continue(engine: "Engine", text: str, *, is_shown: bool) -> dict[str, Any]:
             if number % _SHARE_EVERY == 0:
                 path.append(round(generation.cpu_share, 3))
         values = generation.result.as_dict()
+    if is_shown:
+        print(flush=True)
     values["cpu_share"]["path"] = path
     return values
 
@@ -156,7 +158,7 @@ def _difference(engine: "Engine", text: str, new: list[int]) -> float:
 
 
 def _print(values: dict[str, Any], difference: float) -> None:
-    print("\n")
+    print()
     for asked in values["look_ups"]:
         verdict = "right" if asked["right"] else f"WRONG, it is {asked['value']}"
         print(

@@ -5,11 +5,11 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from wscope_jax.cli import answer
 from wscope_jax.cli.probes import FAULT, PROBES, WARNING, Finding
+from wscope_jax.cli.report import AnswerConsole
 from wscope_jax.errors import MachineError
 
 
@@ -53,4 +53,4 @@ def _print(findings: list[Finding]) -> None:
         remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
         style = styles.get(finding.status)
         table.add_row(finding.status, finding.name, f"{finding.value}{remedy}", style=style)
-    Console(file=sys.stdout, highlight=False, markup=False).print(table)
+    AnswerConsole(file=sys.stdout, highlight=False, markup=False).print(table)

@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from rich.console import Console
 from rich.table import Table
 
 from wscope_jax.cli import answer, start
+from wscope_jax.cli.report import AnswerConsole
 from wscope_jax.cli.units import amount
 from wscope_jax.errors import CheckpointError
 
@@ -110,7 +110,7 @@ def _describe_model(config: "ModelConfig", checkpoint: "Checkpoint") -> dict[str
 
 
 def _print(values: Mapping[str, Any]) -> None:
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console = AnswerConsole(file=sys.stdout, highlight=False, soft_wrap=True)
     table = Table(title=values["model"], title_justify="left", box=None, padding=(0, 2, 0, 0))
     table.add_column("file")
     for column in ("tensors", "size"):

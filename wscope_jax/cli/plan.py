@@ -6,11 +6,11 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from rich.console import Console
 from rich.table import Table
 
 from wscope_jax import machine
 from wscope_jax.cli import answer, report, start
+from wscope_jax.cli.report import AnswerConsole
 from wscope_jax.cli.units import amount
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ def _assumptions(
 
 def _print(plan: "Plan", model: "Configuration", notes: Sequence[str]) -> None:
     """Prints tables and verdict; in colour where stdout is a terminal and NO_COLOR is not set."""
-    console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+    console = AnswerConsole(file=sys.stdout, highlight=False, soft_wrap=True)
     console.print(_regions_table(plan, model))
     console.print()
     console.print(_layers_table(plan))

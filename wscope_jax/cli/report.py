@@ -1,10 +1,19 @@
 """What a run tells about itself: the table of the four regions, and one line of figures."""
 
 from collections.abc import Mapping
-from typing import Any, Final, TextIO
+from typing import Any, Final, NoReturn, TextIO
 
 from rich.console import Console
 from rich.table import Table
+
+
+class AnswerConsole(Console):
+    """A console whose reader may leave (`wscope plan ... | head`); rich itself would exit with 1."""
+
+    def on_broken_pipe(self) -> NoReturn:
+        """Lets the command line end quietly."""
+        raise BrokenPipeError
+
 
 ROLES: Final = {
     "unpinned": ("host", "the CPU attends to it where it lies"),
@@ -55,7 +64,7 @@ def summary(result: Mapping[str, Any]) -> str:
 
 def print_regions(regions: Mapping[str, Mapping[str, int]], out: TextIO) -> None:
     """Prints the table; in colour where `out` is a terminal and NO_COLOR is not set."""
-    Console(file=out, highlight=False).print(regions_table(regions))
+    AnswerConsole(file=out, highlight=False).print(regions_table(regions))
 
 
 def print_summary(result: Mapping[str, Any], out: TextIO) -> None:

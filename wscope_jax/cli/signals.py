@@ -65,12 +65,19 @@ class Watch:
 
 
 _watch: Watch | None = None
+_pending: type[KeyboardInterrupt] | None = None  # raised, and perhaps discarded
 
 
 def note_text() -> None:
-    """Tells the watching thread that tokens have come."""
+    """Called between two tokens: tells the watching thread that there is text, and ends the run if a signal has come.
+
+    Python discards what is raised within a garbage collection or a destructor. A signal that arrived there is raised
+    again here.
+    """
     if _watch is not None:
         _watch.has_text = True
+    if _pending is not None:
+        raise _pending
 
 
 @contextlib.contextmanager
@@ -79,7 +86,7 @@ def terminable() -> Iterator[None]:
 
     Outside the main thread, where Python allows no handlers, nothing changes.
     """
-    global _watch
+    global _watch, _pending
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -94,7 +101,7 @@ def terminable() -> Iterator[None]:
     finally:
         for number in chosen:
             signal.signal(number, before[number])
-        watch, _watch = _watch, None
+        watch, _watch, _pending = _watch, None, None
         if watch is not None:
             watch.end()
 
@@ -125,6 +132,6 @@ def _interrupt(number: int, frame: FrameType | None) -> NoReturn:
         signal.signal(each, signal.SIG_IGN)
     if _watch is not None:
         _watch.react()
-    if number == signal.SIGTERM:
-        raise Terminated
-    raise KeyboardInterrupt
+    global _pending
+    _pending = Terminated if number == signal.SIGTERM else KeyboardInterrupt
+    raise _pending
