@@ -212,7 +212,7 @@ def test_the_nth_thread_is_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch)
     for _ in failing.runs():
         assert eng.generate([PROMPT], HOW).tokens[0] == expected
     eng.policy = ALL_POLICIES["gpu_only"]
-    eng._programs.programs._compiled.clear()
+    eng._compiled._store.futures.clear()
     chunk, eng.chunk_entries = eng.chunk_entries, 64
     try:
         for _ in itertools.islice(failing.runs(), 2):
