@@ -24,7 +24,7 @@ FLOORS: Final = {
         ("partial", "sampling", "stopping", "step_plan", "compiled", "demo_text", "strict_json"),
         (0, 0),
     ),
-    **dict.fromkeys(("_ffi", "views", "ops", "pools", "dispatcher", "experts"), (1, 0)),
+    **dict.fromkeys(("_ffi", "views", "ops", "devices", "pools", "dispatcher", "experts"), (1, 0)),
     **dict.fromkeys(("checkpoint", "tokenizer", "chat", "chat_worker", "machine"), (1, 0)),
     "token_ids": (1, 1),
     "rows": (1, 1),

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wscope_jax import forks
+from wscope_jax import devices, forks
 from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.errors import CapacityError, UsageError, is_out_of_memory
@@ -84,7 +84,9 @@ class InplaceKVCache:
         self._places = policy.uses_host or policy.uses_link
         slots = self._slot_budget(streams, itemsize, host_memory) if self._places else 0
         self.placement = Placement(batch, window, slots)
-        self._pools = HostPools(self.num_layers, window * self.entry_bytes, slots)
+        self._pools = HostPools(
+            self.num_layers, window * self.entry_bytes, slots, devices.cuda_number()
+        )
         with self._closing_on_error():
             self._dispatcher = Dispatcher(self._pools)
         self._jobs = policy.schedule.jobs(self.num_layers, batch)

@@ -11,14 +11,14 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax import calibration, cores, forks, machine, policies
+from wscope_jax import calibration, cores, devices, forks, machine, policies
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import start_workers
 from wscope_jax.errors import UsageError
 from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.generation import Generation
-from wscope_jax.memory_plan import plan
+from wscope_jax.memory_plan import Plan, plan
 from wscope_jax.models import registry
 from wscope_jax.policies import Policy, Resident, WriteScope
 from wscope_jax.programs import ModelPrograms
@@ -43,6 +43,7 @@ class Engine:
         model: see `models`.
         policy: a name (see `policies.BY_NAME`, or "auto") or a policy.
         window: D, one of 32, 64, 128, 256, 512.
+        gpu_memory: bytes that weights and cache may take on the GPU; None = what JAX has there. Not used without one.
         host_memory: bytes for the host regions; None = as many as a call needs.
         threads: CPU workers; None = what suits this machine.
         eos_ids: ids that end a sequence.
@@ -60,6 +61,7 @@ class Engine:
         *,
         policy: str | Policy = "auto",
         window: int = 256,
+        gpu_memory: int | None = None,
         host_memory: int | None = None,
         threads: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
@@ -69,14 +71,13 @@ class Engine:
         forks.mark_started()
         self.progress = progress
         self._is_closed = False
-        if host_memory is not None and (
-            isinstance(host_memory, bool) or not isinstance(host_memory, int) or host_memory < 1
-        ):
-            raise UsageError(
-                f"host_memory: expected a positive number of bytes, got {host_memory!r}"
-            )
+        for name, budget in (("gpu_memory", gpu_memory), ("host_memory", host_memory)):
+            is_number = isinstance(budget, int) and not isinstance(budget, bool)
+            if budget is not None and not (is_number and budget > 0):
+                raise UsageError(f"{name}: expected a positive number of bytes, got {budget!r}")
         self.model = model
         self.window = window
+        self.gpu_memory = gpu_memory
         self.host_memory = host_memory
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
@@ -102,6 +103,7 @@ class Engine:
                     dtype=self.dtype,
                 ),
             )
+        self._auto = self.policy if policy == "auto" else None
 
     @classmethod
     def from_pretrained(
@@ -150,6 +152,7 @@ class Engine:
             model,
             policy=policy,
             window=window,
+            gpu_memory=gpu_memory,
             host_memory=host_memory,
             threads=threads,
             eos_ids=frozenset(config.eos_token_ids),
@@ -318,10 +321,12 @@ class Engine:
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
-        policy = policy or self.policy
+    def _plan(self, policy: Policy, batch: int, max_len: int) -> Plan:
         is_free = self.host_memory is None
-        plan(
+        gpu = devices.memory_left()  # the weights are there already
+        if gpu is not None and self.gpu_memory is not None:
+            gpu = min(gpu, max(0, self.gpu_memory - self._programs.weight_bytes))
+        return plan(
             self.model.streams,
             policy=policy,
             batch=batch,
@@ -330,9 +335,20 @@ class Engine:
             itemsize=jnp.dtype(self.dtype).itemsize,
             # Without a budget of the user's all that the machine has left but a margin, for windows too.
             host_memory=machine.memory().budget if is_free else self.host_memory,
-            is_shared=is_free,
+            gpu_memory=gpu,
+            is_shared=is_free and gpu is None,
             chunk_entries=self.chunk_entries,
-        ).require_fit()
+        )
+
+    def _choose(self, batch: int, max_len: int) -> Policy:
+        """The engine's policy; where that was "auto", on a GPU that holds the whole cache, `resident`."""
+        if self.policy is not self._auto or devices.current().platform == "cpu":
+            return self.policy
+        return Resident() if self._plan(Resident(), batch, max_len).fits else self.policy
+
+    def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
+        policy = policy or self._choose(batch, max_len)
+        self._plan(policy, batch, max_len).require_fit()
         return InplaceKVCache(
             self.model.streams,
             policy=policy,
@@ -388,4 +404,12 @@ def _num_workers(threads: int | None) -> int:
             available,
         )
         threads = available
-    return cores.split(available, threads=threads).workers
+    on_gpu = devices.cuda_number() is not None
+    if on_gpu and threads is not None and threads >= available > 1:
+        log.warning(
+            "threads: with %d workers on %d cores the thread that feeds the link starves; %d are better",
+            threads,
+            available,
+            available - 1,
+        )
+    return cores.split(available, gpu=on_gpu, threads=threads).workers

@@ -21,16 +21,24 @@ class HostPools:
         num_layers: layers that store blocks.
         block_bytes: bytes of one block of one layer.
         max_slots: slots that both regions together may commit.
+        device: number of the CUDA device that streams PINNED, which is pinned for it; None = streamed by copies.
     """
 
-    def __init__(self, num_layers: int, block_bytes: int, max_slots: int) -> None:
+    def __init__(
+        self, num_layers: int, block_bytes: int, max_slots: int, device: int | None = None
+    ) -> None:
         self.slot_bytes = num_layers * block_bytes
         self.max_slots = max_slots
         # A region commits a step ahead at most, so a small budget is exceeded by little.
         self._step = max(1, min(COMMIT_BYTES // self.slot_bytes, max_slots // 16))
         try:
             self._pools = {
-                region: _ffi.Pool(num_layers, max(1, max_slots), block_bytes)
+                region: _ffi.Pool(
+                    num_layers,
+                    max(1, max_slots),
+                    block_bytes,
+                    device if region is Region.PINNED else None,
+                )
                 for region in HOST_REGIONS
             }
         except (MemoryError, ValueError, TypeError) as error:  # the last two: beyond 64 bits

@@ -120,10 +120,11 @@ def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "
     from wscope_jax.engine import Engine
 
     policy = policies.choose(arguments.policy, arguments.cpu_share)
+    is_auto = arguments.policy == "auto" and arguments.cpu_share is None
     require_device()
     return Engine.from_pretrained(
         arguments.model,
-        policy=policy,
+        policy="auto" if is_auto else policy,
         window=arguments.window,
         dtype=arguments.dtype,
         gpu_memory=arguments.gpu_memory,
