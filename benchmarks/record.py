@@ -57,6 +57,8 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
+    if commit := os.environ.get("WSCOPE_COMMIT"):  # for a copy of the tree without its history
+        return commit
     here = Path(__file__).parent
     run = subprocess.run(
         ["git", "describe", "--always", "--dirty"],

@@ -341,6 +341,13 @@ NB_MODULE(_ffi, m) {
         return static_cast<double>(TimeCopy(num_bytes));
       },
       nb::arg("num_bytes"));
+  m.def(
+      "time_load",
+      [](int device, int64_t num_bytes) {
+        const nb::gil_scoped_release release;
+        return static_cast<double>(cuda::TimeLoad(device, num_bytes));
+      },
+      nb::arg("device"), nb::arg("num_bytes"));
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(&Shutdown));
 }
 

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <stdexcept>
 
@@ -168,20 +169,44 @@ class DriverPageLock : public PageLock {
   const Context context_;
 };
 
+// The primary context of a device, which is JAX's own.
+Context PrimaryContext(int device) {
+  if (!GetDriver()) throw std::runtime_error("CUDA: " + WhyNoDriver());
+  int handle = 0;
+  Context context = nullptr;
+  Status status = Check(Cu().Init(0), "driver");
+  if (status.ok()) status = Check(Cu().DeviceGet(&handle, device), "device");
+  if (status.ok()) status = Check(Cu().DevicePrimaryCtxRetain(&context, handle), "context");
+  if (!status.ok()) throw std::runtime_error("CUDA: " + status.text);
+  return context;
+}
+
 }  // namespace
 
 std::shared_ptr<PageLock> MakePageLock(int device) {
-  if (!GetDriver()) throw std::runtime_error("Pool: " + WhyNoDriver());
-  int handle = 0;
-  Context context = nullptr;
-  for (const auto& [result, call] :
-       {std::pair{Cu().Init(0), "driver"}, std::pair{Cu().DeviceGet(&handle, device), "device"},
-        std::pair{Cu().DevicePrimaryCtxRetain(&context, handle), "context"}}) {
-    if (Status status = Check(result, call); !status.ok()) {
-      throw std::runtime_error("Pool: " + status.text);
-    }
+  return std::make_shared<DriverPageLock>(PrimaryContext(device));
+}
+
+int64_t TimeLoad(int device, int64_t bytes) {
+  constexpr int kRuns = 5;
+  const Scope scope(PrimaryContext(device));
+  std::shared_ptr<PinnedBuffer> from;
+  std::shared_ptr<DeviceBuffer> to;
+  OwnStream stream;
+  std::array<Event, kRuns + 1> events;
+  Status status = First({scope.status(), PinnedBuffer::Make(bytes, &from),
+                         DeviceBuffer::Make(bytes, &to), stream.Make()});
+  if (status.ok()) status = events[0].Record(stream.get());
+  for (int run = 1; status.ok() && run <= kRuns; ++run) {
+    status = Check(Cu().MemcpyHtoDAsync(to->data(), from->data(), bytes, stream.get()), "copy");
+    if (status.ok()) status = events[run].Record(stream.get());
   }
-  return std::make_shared<DriverPageLock>(context);
+  if (status.ok()) status = Check(Cu().StreamSynchronize(stream.get()), "copy");
+  if (!status.ok()) throw std::runtime_error("CUDA: " + status.text);
+  std::array<int64_t, kRuns> took;
+  for (int run = 0; run < kRuns; ++run) took[run] = events[run + 1].Since(events[run]);
+  std::sort(took.begin(), took.end());
+  return took[kRuns / 2];
 }
 
 }  // namespace wscope::cuda

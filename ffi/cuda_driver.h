@@ -141,6 +141,10 @@ class Scope {
   Status status_;
 };
 
+// Nanoseconds that a copy of so many bytes from pinned memory to a device takes, the median of a
+// few. Throws std::runtime_error without a driver, such a device, or room.
+int64_t TimeLoad(int device, int64_t bytes);
+
 // Pins a pool's pages in the primary context of a device, for all contexts. Throws
 // std::runtime_error without a driver or such a device.
 std::shared_ptr<PageLock> MakePageLock(int device);

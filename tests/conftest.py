@@ -7,13 +7,10 @@ import signal
 import sys
 from pathlib import Path
 
-
-def _asks_for_gpu(arguments: list[str]) -> bool:
-    """Whether the command line has `-m gpu`: those tests compare a GPU with the CPU."""
-    return any(pair == ("-m", "gpu") for pair in itertools.pairwise(arguments))
-
-
-os.environ.setdefault("JAX_PLATFORMS", "cuda,cpu" if _asks_for_gpu(sys.argv) else "cpu")
+# `-m gpu` chooses the tests that compare a GPU with the CPU.
+os.environ.setdefault(
+    "JAX_PLATFORMS", "cuda,cpu" if ("-m", "gpu") in itertools.pairwise(sys.argv) else "cpu"
+)
 # Most of the suite's time is XLA's; what it compiled once is taken from there, by child processes too.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
@@ -21,8 +18,8 @@ os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-import jax  # noqa: E402: reads what was set above
-import pytest  # noqa: E402
+import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")

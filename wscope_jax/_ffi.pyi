@@ -314,6 +314,13 @@ def time_attention(
         RuntimeError: there are no workers.
     """
 
+def time_load(device: int, num_bytes: int) -> float:
+    """Nanoseconds of a copy of `num_bytes` from pinned memory to a CUDA device; the median of a few.
+
+    Raises:
+        RuntimeError: there is no driver, no such device, or no room.
+    """
+
 def time_copy(num_bytes: int) -> float:
     """Nanoseconds of one copy of that size by the calling thread: the median of three after a first.
 

@@ -1,6 +1,7 @@
 """Host memory of the two placed regions: address space for everything, pages committed ahead of need."""
 
 import contextlib
+import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -8,6 +9,8 @@ from wscope_jax import _ffi
 from wscope_jax.errors import CapacityError
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS, Placement
+
+log = logging.getLogger(__name__)
 
 COMMIT_BYTES: Final = (
     64 << 20
@@ -80,6 +83,8 @@ class HostPools:
             try:
                 pool.commit(max(num_slots, ahead))
             except MemoryError as error:
+                if region not in self._refused:
+                    log.warning("%s: %s; blocks go to the other region", region, error)
                 self._refused[region] = str(error)
                 return False
         spare = self.max_slots - sum(p.committed for p in self._pools.values())
