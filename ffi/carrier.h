@@ -51,7 +51,8 @@ class Carrier {
   virtual Status Start(const void* q, Storage q_storage, int job_delay_ms, OpenJob* open) = 0;
   // Brings the result of an ended job to o and lse. `timing` tells later what the job took.
   virtual Status Finish(OpenJob open, float* o, float* lse, TimingSource* timing) = 0;
-  virtual Status Load(const LoadCall& call) = 0;
+  // `timing` is set if the copy has a time of its own.
+  virtual Status Load(const LoadCall& call, TimingSource* timing) = 0;
   // Copies the plan's blocks out of XLA's buffer into what `staged` gets to own.
   virtual Status Store(const uint8_t* blocks, const std::vector<Plan::Move>& moves, Mover& mover,
                        StagedStore* staged) = 0;

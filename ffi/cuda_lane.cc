@@ -258,11 +258,11 @@ Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing
   *timing = [held, marks, task = open.task]() -> std::optional<StepTiming> {
     if (!marks->waited.Done()) return std::nullopt;
     StepTiming took;
-    took.link_ns = marks->entered.Since(held->started);
     if (task && task->done()) {
+      const int64_t device_ns = marks->entered.Since(held->started);
       took.cpu_ns = task->end_ns() - task->start_ns();
       took.wait_cpu_ns = marks->waited.Since(marks->entered);
-      took.wait_link_ns = std::max<int64_t>(0, took.link_ns - took.cpu_ns);
+      took.wait_link_ns = std::max<int64_t>(0, device_ns - took.cpu_ns);
     }
     return took;
   };
@@ -273,7 +273,8 @@ Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t numbe
   CudaLane::Pump& pump = lane_->pump_;
   const cuda::Stream stream = lane_->loads_.get();
   const int64_t bytes = load.num_slots * call.block_bytes;
-  Status status = pump.freed.MakeWait(stream);
+  auto filling = std::make_shared<CudaLane::Filling>();
+  Status status = First({pump.freed.MakeWait(stream), filling->began.Record(stream)});
   for (int64_t done = 0; status.ok() && done < bytes;) {
     const uint8_t* const from = call.pool->Block(load.layer, load.first_slot) + done;
     const int64_t run =
@@ -282,10 +283,12 @@ Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t numbe
     status = Check(Cu().MemcpyHtoDAsync(to, from, run, stream), "load");
     done += run;
   }
-  return status.ok() ? pump.filled[number % 2].Record(stream) : status;
+  if (status.ok()) status = filling->ended.Record(stream);
+  pump.filled[number % 2] = std::move(filling);
+  return status;
 }
 
-Status OnStream::Load(const LoadCall& call) {
+Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
   const Lock lock(lane_->mutex_);
   CudaLane::Pump& pump = lane_->pump_;
   if (call.turn > 0 && pump.slots != call.slots) {
@@ -299,7 +302,17 @@ Status OnStream::Load(const LoadCall& call) {
   Status status = pump.freed.Record(stream_);
   if (status.ok() && call.turn == 0) status = Fill(call, call.now, 0);
   if (status.ok() && call.next) status = Fill(call, *call.next, call.turn + 1);
-  return status.ok() ? pump.filled[call.turn % 2].MakeWait(stream_) : status;
+  if (!status.ok()) return status;
+  const std::shared_ptr<CudaLane::Filling> filled = pump.filled[call.turn % 2];
+  if (call.now.num_slots > 0) {
+    *timing = [filled]() -> std::optional<StepTiming> {
+      if (!filled->ended.Done()) return std::nullopt;
+      StepTiming took;
+      took.link_ns = filled->ended.Since(filled->began);
+      return took;
+    };
+  }
+  return filled->ended.MakeWait(stream_);
 }
 
 Status OnStream::Store(const uint8_t* blocks, const std::vector<Plan::Move>& moves, Mover&,

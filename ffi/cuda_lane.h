@@ -54,10 +54,14 @@ class CudaLane : public std::enable_shared_from_this<CudaLane> {
     std::shared_ptr<cuda::PinnedBuffer> buffer;
     cuda::Event done;
   };
+  // The last copy into a slot.
+  struct Filling {
+    cuda::Event began, ended;
+  };
   // The two PING-PONG slots and the copies into them.
   struct Pump {
-    uint8_t* slots = nullptr;           // Where they were at the last call.
-    std::array<cuda::Event, 2> filled;  // By the last copy into each.
+    uint8_t* slots = nullptr;  // Where they were at the last call.
+    std::array<std::shared_ptr<Filling>, 2> filled;
     cuda::Event freed;
     std::shared_ptr<Pool> pool;  // Alive as long as a copy may read it.
   };
@@ -86,7 +90,7 @@ class OnStream : public Carrier {
   Status Start(const void* q, Storage q_storage, int job_delay_ms, OpenJob* open) override;
   Status Finish(OpenJob open, float* o, float* lse, TimingSource* timing) override;
   // Brings `now` if nobody has yet, and sends `next` on its way while XLA works on `now`.
-  Status Load(const LoadCall& call) override;
+  Status Load(const LoadCall& call, TimingSource* timing) override;
   Status Store(const uint8_t* blocks, const std::vector<Plan::Move>& moves, Mover& mover,
                StagedStore* staged) override;
 

@@ -39,7 +39,7 @@ class AtOnce : public Carrier {
     return Status::Ok();
   }
 
-  Status Load(const LoadCall& call) override {
+  Status Load(const LoadCall& call, TimingSource*) override {
     if (call.now.num_slots > 0) {
       std::memcpy(call.Slot(call.turn), call.pool->Block(call.now.layer, call.now.first_slot),
                   call.now.num_slots * call.block_bytes);

@@ -19,13 +19,13 @@ EndedStep Step::End() && {
 
 std::optional<StepTiming> EndedStep::Timing() const {
   StepTiming sum;
-  for (const TimingSource& source : jobs) {
-    const std::optional<StepTiming> job = source();
-    if (!job) return std::nullopt;
-    sum.cpu_ns += job->cpu_ns;
-    sum.link_ns += job->link_ns;
-    sum.wait_cpu_ns += job->wait_cpu_ns;
-    sum.wait_link_ns += job->wait_link_ns;
+  for (const TimingSource& source : calls) {
+    const std::optional<StepTiming> call = source();
+    if (!call) return std::nullopt;
+    sum.cpu_ns += call->cpu_ns;
+    sum.link_ns += call->link_ns;
+    sum.wait_cpu_ns += call->wait_cpu_ns;
+    sum.wait_link_ns += call->wait_link_ns;
   }
   sum.host_entries = host_entries;
   sum.streamed_entries = streamed_entries;

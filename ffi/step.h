@@ -16,23 +16,23 @@ namespace wscope {
 // Sums over the calls of one plan, in nanoseconds and entries of one layer.
 struct StepTiming {
   int64_t cpu_ns = 0;            // Jobs: from the first worker's start to the last one's end.
-  int64_t link_ns = 0;           // From the return of host_start to the entry of host_finish.
+  int64_t link_ns = 0;           // CUDA: the copies of the loads. CPU: host_start to host_finish.
   int64_t wait_cpu_ns = 0;       // What host_finish waited for the workers.
   int64_t wait_link_ns = 0;      // What ended jobs waited for host_finish.
   int64_t host_entries = 0;      // Attended by the jobs.
   int64_t streamed_entries = 0;  // Copied by the loads; the block size is that of the jobs.
 };
 
-// What one job took, empty as long as a device has not told.
+// What one call took, empty as long as a device has not told.
 using TimingSource = std::function<std::optional<StepTiming>()>;
 
 // A step that was launched to its end, and what is to be asked for its timing.
 struct EndedStep {
   int64_t host_entries;
   int64_t streamed_entries;
-  std::vector<TimingSource> jobs;
+  std::vector<TimingSource> calls;
 
-  // Empty as long as one of its jobs does not know.
+  // Empty as long as one of its calls does not know.
   std::optional<StepTiming> Timing() const;
 };
 
@@ -53,9 +53,10 @@ class Step {
     entries_per_block_ = block;
     host_blocks_ += num_blocks;
   }
-  void EndedJob(TimingSource timing) {
-    ++jobs_ended_;
-    timings_.push_back(std::move(timing));
+  void EndedJob() { ++jobs_ended_; }
+  // What a call took, or nothing.
+  void Add(TimingSource timing) {
+    if (timing) timings_.push_back(std::move(timing));
   }
   // Takes the next load; returns its place in the plan.
   size_t TakeLoad() {

@@ -153,7 +153,8 @@ Status StepQueue::FinishJob(int64_t num_rows, int64_t num_q_heads, int64_t value
   if (Status status = carrier.Finish(std::move(open), o, lse, &timing); !status.ok()) return status;
   const Lock lock(mutex_);
   if (!step_) return Usable();  // Another call failed meanwhile.
-  step_->EndedJob(std::move(timing));
+  step_->EndedJob();
+  step_->Add(std::move(timing));
   EndIfUsedUp();
   return Status::Ok();
 }
@@ -178,8 +179,10 @@ Status StepQueue::Load(uint8_t* slots, int64_t capacity, int64_t block_bytes, Ca
     if (const Plan::Load* const next = step_->NextLoad()) call.next = *next;
   }
   if (call.next && call.next->num_slots > capacity) call.next.reset();  // Its own call refuses it.
-  if (Status status = carrier.Load(call); !status.ok()) return status;
+  TimingSource timing;
+  if (Status status = carrier.Load(call, &timing); !status.ok()) return status;
   const Lock lock(mutex_);
+  if (step_) step_->Add(std::move(timing));
   EndIfUsedUp();
   return Status::Ok();
 }

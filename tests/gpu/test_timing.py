@@ -79,7 +79,7 @@ def reference(ids: Any, prefill: int) -> Any:
 @pytest.mark.usefixtures("hostile")
 def test_long_forced_texts(on_gpu: Engine) -> None:
     rng = np.random.default_rng(7)
-    ids, prefill = rng.integers(0, 200, (2, 100 + NUM_STEPS)), 100
+    ids, prefill = rng.integers(0, 128, (2, 100 + NUM_STEPS)), 100
     got = on_gpu.score(ids, prefill)
     error = np.abs(got - reference(ids, prefill)).max()
     assert got.shape[1] == NUM_STEPS + 1
@@ -89,7 +89,7 @@ def test_long_forced_texts(on_gpu: Engine) -> None:
 @pytest.mark.usefixtures("hostile")
 def test_rows_end_and_others_take_their_slots(on_gpu: Engine, on_cpu: Engine) -> None:
     rng = np.random.default_rng(9)
-    prompts = [rng.integers(0, 200, size).tolist() for size in (400, 30, 250, 90, 333)]
+    prompts = [rng.integers(0, 128, size).tolist() for size in (400, 30, 250, 90, 333)]
     samplings = [Sampling(max_new_tokens=new, ignore_eos=True) for new in (20, 500, 60, 400, 5)]
     got = on_gpu.generate(prompts, samplings)
     with jax.default_device(jax.devices("cpu")[0]):
