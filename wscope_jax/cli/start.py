@@ -81,29 +81,37 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
         CheckpointError: Anything about the checkpoint's configuration and headers.
         CapacityError: If it does not fit.
     """
-    import jax
-
-    from wscope_jax import configurations, memory_plan, policies
+    from wscope_jax import configurations, devices, memory_plan, policies
 
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     model = configurations.read(str(arguments.model), arguments.dtype)
-    budget = arguments.host_memory
+    host, gpu = arguments.host_memory, devices.memory_left()
+    if gpu is not None and arguments.gpu_memory is not None:
+        gpu = min(gpu, arguments.gpu_memory)
     # Without a budget of the user's, and without a GPU, host memory has to hold everything.
-    is_shared = budget is None and jax.default_backend() == "cpu"
-    memory_plan.plan(
+    is_shared = host is None and gpu is None
+    planned = memory_plan.plan(
         model.streams,
         policy=policy,
         batch=batch,
         max_len=arguments.max_model_len or max_len,
         window=arguments.window,
         itemsize=configurations.ITEM_BYTES[model.dtype],
-        host_memory=machine.memory().budget if budget is None else budget,
+        host_memory=machine.memory().budget if host is None else host,
+        gpu_memory=gpu,
         is_shared=is_shared,
-        weights=model.weight_bytes if is_shared else 0,
-    ).require_fit(
+        weights=model.weight_bytes if is_shared or gpu is not None else 0,
+    )
+    larger = {
+        "host": "free memory on this machine" if host is None else "raise --host-memory",
+        "gpu": "free GPU memory, or let jax have more (XLA_PYTHON_CLIENT_MEM_FRACTION)"
+        if arguments.gpu_memory is None
+        else "raise --gpu-memory",
+    }
+    planned.require_fit(
         shorter=shorter,
         fewer=f"take {{}} of the {batch} sequences",
-        larger="free memory on this machine" if budget is None else "raise --host-memory",
+        larger=" and ".join(larger[name] for name in planned.shortages),
     )
 
 
