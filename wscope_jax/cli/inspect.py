@@ -13,8 +13,8 @@ from rich.table import Table
 
 from wscope_jax.cli import answer, start
 from wscope_jax.cli.report import AnswerConsole
-from wscope_jax.cli.units import amount
 from wscope_jax.errors import CheckpointError
+from wscope_jax.sizes import amount
 
 if TYPE_CHECKING:
     from wscope_jax.checkpoint import Checkpoint, Stored

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from wscope_jax import __version__, cores, machine
-from wscope_jax.cli.units import amount
+from wscope_jax.sizes import amount
 
 PYTHONS: Final = ((3, 11), (3, 14))  # oldest and newest that are tested
 JAX: Final = ((0, 10, 2), (0, 13))  # from, and below
