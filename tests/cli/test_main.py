@@ -83,6 +83,21 @@ def test_errors(
         assert err == f"wscope: {line}\n"
 
 
+def test_options_are_named_as_they_are_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = types.ModuleType("wscope_jax.cli.plan")
+    monkeypatch.setitem(sys.modules, "wscope_jax.cli.plan", module)
+    words = ["plan", "--model", "m", "--host-memory", "1GB"]
+    for error, text in (
+        (CapacityError("host_memory: too small"), "--host-memory: too small"),
+        (CheckpointError("host_memory: no such directory"), "host_memory: no such directory"),
+    ):
+        module.run = lambda _, error=error: raising(error)()  # type: ignore[attr-defined]
+        assert cli.main(words) == error.exit_code
+        assert capsys.readouterr().err == f"wscope: error: {text}\n"
+
+
 def test_long_messages_are_cut(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(raising(RuntimeError("x" * 10_000))) == 1
     assert len(capsys.readouterr().err) < 600

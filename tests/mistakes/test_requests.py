@@ -38,25 +38,28 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--max-new-tokens", 0], ["--max-new-tokens", "at least 1"]),
         (["--max-new-tokens", -1], ["--max-new-tokens"]),
-        (["--max-new-tokens", 2**31], ["max_new_tokens", str(2**31 - 1)]),
-        (["--temperature", -0.1], ["temperature", "0 to 100"]),
-        (["--temperature", "nan"], ["temperature"]),
-        (["--temperature", "inf"], ["temperature"]),
-        (["--top-p", 0], ["top_p", "above 0"]),
-        (["--top-p", 1.1], ["top_p"]),
-        (["--min-p", -1], ["min_p"]),
-        (["--top-k", -1], ["top_k"]),
-        (["--seed", 2**63], ["seed", str(2**63 - 1)]),
+        (["--max-new-tokens", 2**31], ["--max-new-tokens:", str(2**31 - 1)]),
+        (["--temperature", -0.1], ["--temperature:", "0 to 100"]),
+        (["--temperature", "nan"], ["--temperature:"]),
+        (["--temperature", "inf"], ["--temperature:"]),
+        (["--top-p", 0], ["--top-p:", "above 0"]),
+        (["--top-p", 1.1], ["--top-p:"]),
+        (["--min-p", -1], ["--min-p:"]),
+        (["--top-k", -1], ["--top-k:"]),
+        (["--seed", 2**63], ["--seed:", str(2**63 - 1)]),
         (["--seed", "9" * 5000], ["--seed"]),
-        (["--stop", ""], ["stop", "1 to 1024"]),
-        (["--stop", "x"] * 65, ["stop", "64"]),
-        (["--stop", "x" * 1025], ["stop"]),
+        (["--stop", ""], ["--stop:", "1 to 1024"]),
+        (["--stop", "x"] * 65, ["--stop:", "64"]),
+        (["--stop", "x" * 1025], ["--stop:"]),
         (["--max-model-len", 68], ["prompt", "69 tokens", "68", "--truncate"]),
         (["--max-model-len", 10**19], ["--max-model-len"]),
         (["--window", 48], ["--window"]),
         (["--threads", 0], ["--threads"]),
         (["--host-memory", "0GiB"], ["--host-memory"]),
         (["--policy", "none"], ["--policy"]),
+        (["--policy", "cpu_only", "--cpu-share", "0.3"], ["--cpu-share: policy cpu_only"]),
+        (["--max-model-len", 10**10], ["--max-model-len: expected 1 to 2147483647"]),
+        (["--max-model-len", 69], ["69 tokens leave no room", "in --max-model-len 69"]),
         (["--jsonl-out", "/no/such/place"], ["--jsonl-out", "/no/such"]),
         (["--jsonl-out", "-", "--json"], ["--json", "--jsonl-out"]),
         (["--chat"], ["--chat and --tokens"]),
@@ -98,7 +101,7 @@ def test_score_takes_ids_of_the_vocabulary_only(
 
 @pytest.mark.usefixtures("command")
 def test_top_k_beyond_the_vocabulary(ids: Path) -> None:
-    refused(wscope("generate", *MODEL, "--tokens", ids, "--top-k", 129), 2, "top_k", "128")
+    refused(wscope("generate", *MODEL, "--tokens", ids, "--top-k", 129), 2, "--top-k:", "128")
 
 
 @pytest.mark.usefixtures("command")
@@ -129,7 +132,7 @@ def test_absurd_sizes(ids: Path, words: list[Any], code: int) -> None:
 def test_more_threads_than_cores_are_not_started(ids: Path) -> None:
     done = wscope("generate", *MODEL, "--tokens", ids, "--threads", 999, "--max-new-tokens", 1)
     assert done.code == 0
-    assert "threads: 999 workers were asked for" in done.err
+    assert "--threads: 999 workers were asked for" in done.err
 
 
 @pytest.mark.usefixtures("command")

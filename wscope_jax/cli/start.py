@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wscope_jax import cores, machine
-from wscope_jax.cli import options, streams
+from wscope_jax.cli import options, spelling, streams
 from wscope_jax.errors import MachineError
 from wscope_jax.progress import SILENT, Progress
 
@@ -24,7 +24,7 @@ class _OneLine(logging.Formatter):
     """`wscope: warning: ...`, as errors are shown."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{record.levelname.lower()}: {record.getMessage()}"
+        line = f"{record.levelname.lower()}: {spelling.spell(record.getMessage())}"
         return f"wscope: {streams.printable(line)}"
 
 
