@@ -100,6 +100,19 @@ def test_score_takes_ids_of_the_vocabulary_only(
 
 
 @pytest.mark.usefixtures("command")
+@pytest.mark.parametrize("verb", ["generate", "score", "inspect"])
+def test_a_configuration_is_no_checkpoint(
+    ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {"generate": ["--tokens", ids], "score": ["--tokens", ids, "--prefill", 1]}
+    command = [verb, "--model", "qwen3-30b-a3b", *words.get(verb, [])]
+    refused(wscope(*command), 4, "configuration without weights", "`wscope plan`", "directory")
+    (tmp_path / "qwen3-30b-a3b").mkdir()  # a directory of that name is one
+    refused(wscope(*command), 4, "error: qwen3-30b-a3b: ")
+
+
+@pytest.mark.usefixtures("command")
 def test_top_k_beyond_the_vocabulary(ids: Path) -> None:
     refused(wscope("generate", *MODEL, "--tokens", ids, "--top-k", 129), 2, "--top-k:", "128")
 

@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         CheckpointError: Anything is wrong with it; what could be found out is printed first.
     """
+    start.require_directory(arguments.model)
     start.prepare()
     from wscope_jax.checkpoint import Checkpoint, locate
     from wscope_jax.models import read_config

@@ -20,6 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         WscopeError: What was wrong, with its exit code.
     """
+    start.require_directory(arguments.model)
     ids = read_tokens(arguments.tokens)
     prefill, length = arguments.prefill, ids.shape[-1]
     if prefill > length:

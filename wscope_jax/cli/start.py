@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wscope_jax import cores, machine
-from wscope_jax.cli import options, spelling, streams
-from wscope_jax.errors import MachineError
+from wscope_jax.cli import groups, options, spelling, streams
+from wscope_jax.errors import CheckpointError, MachineError
 from wscope_jax.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -65,6 +65,19 @@ def require_device() -> None:
         asked = os.environ.get("JAX_PLATFORMS", "")
         text = " ".join(str(error).split()) or "no such device, or no jax plugin for it"
         raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
+
+
+def require_directory(model: Path) -> None:
+    """Refuses the name of a configuration that ships with the package where weights are needed.
+
+    Raises:
+        CheckpointError: If it is one, and no directory is called so.
+    """
+    if str(model) in groups.CONFIGURATIONS and not model.exists():
+        raise CheckpointError(
+            f"--model {model}: the name of a configuration without weights, which only `wscope plan` takes; "
+            "download the model's checkpoint and give its directory"
+        )
 
 
 def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shorter: str) -> None:
