@@ -1,5 +1,6 @@
 """Wrong prompts, absurd options: what is refused, and in which words."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,28 @@ def test_a_configuration_is_no_checkpoint(
     refused(wscope(*command), 4, "configuration without weights", "`wscope plan`", "directory")
     (tmp_path / "qwen3-30b-a3b").mkdir()  # a directory of that name is one
     refused(wscope(*command), 4, "error: qwen3-30b-a3b: ")
+
+
+@pytest.mark.usefixtures("command")
+def test_a_text_that_places_nothing_needs_no_host_memory(tmp_path: Path) -> None:
+    """The budget is for placed blocks: below the window there are none, whatever the budget."""
+    np.save(tmp_path / "ids.npy", np.arange(5, dtype=np.int32))
+    words = [*MODEL, "--tokens", tmp_path / "ids.npy", "--host-memory", "1KiB", "--json"]
+    done = wscope("generate", *words, "--max-new-tokens", 26)
+    assert (done.code, done.err) == (0, "")
+    held = json.loads(done.out)["regions"]
+    assert held["unpinned"]["tokens"] == held["pinned"]["tokens"] == 0
+    refused(wscope("generate", *words, "--max-new-tokens", 27), 3, "host memory", "is 1.024 KB")
+
+
+@pytest.mark.usefixtures("command")
+def test_a_budget_beyond_the_machine_is_taken_and_told(ids: Path) -> None:
+    words = [*MODEL, "--tokens", ids, "--max-new-tokens", 1, "--host-memory", "4TB"]
+    done = wscope("generate", *words)
+    assert done.code == 0
+    (line,) = [line for line in done.err.splitlines() if "warning" in line]
+    assert line.startswith("wscope: warning: --host-memory 4.000 TB: this ")
+    assert wscope("generate", *words, "--quiet").err == ""
 
 
 @pytest.mark.usefixtures("command")

@@ -14,10 +14,13 @@ from wscope_jax import cores, machine
 from wscope_jax.cli import groups, options, spelling, streams
 from wscope_jax.errors import CheckpointError, MachineError
 from wscope_jax.progress import SILENT, Progress
+from wscope_jax.sizes import amount
 
 if TYPE_CHECKING:
     from wscope_jax.engine import Engine
     from wscope_jax.sampling import Sampling
+
+log = logging.getLogger(__name__)
 
 
 class _OneLine(logging.Formatter):
@@ -80,6 +83,24 @@ def require_directory(model: Path) -> None:
         )
 
 
+def _warn_of_budgets(arguments: argparse.Namespace) -> None:
+    """Says which budget exceeds what the machine has; it is taken as it is."""
+    memory, gpus = machine.memory(), machine.gpus() if machine.expects_gpu() else []
+    most = memory.total if memory.limit is None else min(memory.total, memory.limit)
+    what = "this machine has" if most == memory.total else "this process may use"
+    found = [("host", arguments.host_memory, most, what)]
+    found += [("gpu", arguments.gpu_memory, gpu.total, f"the {gpu.name} has") for gpu in gpus[:1]]
+    for name, budget, there, whose in found:
+        if budget is not None and budget > there:
+            log.warning(
+                "--%s-memory %s: %s only %s; the run may slow down or be killed when that is full",
+                name,
+                amount(budget),
+                whose,
+                amount(there),
+            )
+
+
 def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shorter: str) -> None:
     """Refuses what cannot fit, by the checkpoint's headers alone, before its weights are read.
 
@@ -101,6 +122,7 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     model = configurations.read(str(arguments.model), arguments.dtype)
     budget = arguments.host_memory
+    _warn_of_budgets(arguments)
     # Without a budget of the user's, and without a GPU, host memory has to hold everything.
     is_shared = budget is None and jax.default_backend() == "cpu"
     memory_plan.plan(
