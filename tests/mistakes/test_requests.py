@@ -101,6 +101,18 @@ def test_score_takes_ids_of_the_vocabulary_only(
 
 
 @pytest.mark.usefixtures("command")
+def test_an_id_in_a_batch_is_named_by_row_and_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_load(monkeypatch)
+    np.save(tmp_path / "ids.npy", np.array([[1, 2, 3], [4, 5, -6]]))
+    words = ["--tokens", tmp_path / "ids.npy"]
+    done = wscope("score", *MODEL, *words, "--prefill", 1)
+    refused(done, 2, "--tokens", "id -6 at row 1, column 2 (both from 0)")
+    refused(wscope("generate", *MODEL, *words), 2, "prompt 2: id -6 at index 2")
+
+
+@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize("verb", ["generate", "score", "inspect"])
 def test_a_configuration_is_no_checkpoint(
     ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
