@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from tests.engines import ALL_POLICIES, engine
 from tests.mistakes.commands import TINY, caught, check, refused, wscope
 from wscope_jax import Sampling
+from wscope_jax.cli import groups
 from wscope_jax.errors import UsageError
 
 MODEL = ["--model", TINY, "--dtype", "float32", "--window", 32]
@@ -236,18 +237,7 @@ def test_ids_are_named_with_their_index(prompt: Any, about: str) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.dictionaries(
-        st.sampled_from(
-            [
-                "max_new_tokens",
-                "temperature",
-                "top_k",
-                "top_p",
-                "min_p",
-                "seed",
-                "stop",
-                "ignore_eos",
-            ]
-        ),
+        st.sampled_from(groups.SAMPLING),
         st.one_of(
             st.integers(),
             st.floats(),

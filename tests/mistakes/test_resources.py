@@ -19,7 +19,7 @@ import psutil
 import pytest
 
 from tests.engines import ALL_POLICIES, engine
-from tests.mistakes.commands import TINY, caught, check, wscope
+from tests.mistakes.commands import TINY, caught, check, tiny_with, wscope
 from wscope_jax import Engine, Sampling, _ffi, cache, dispatcher, pools, views
 from wscope_jax.errors import CapacityError, MachineError
 from wscope_jax.models import registry
@@ -247,16 +247,7 @@ def test_a_full_disk_loses_nothing(
 ) -> None:
     """What cannot be written is printed to stderr, with exit code 1 and no half file."""
     np.save(tmp_path / "ids.npy", np.arange(1, 40, dtype=np.int32))
-    words = [
-        "--model",
-        TINY,
-        "--dtype",
-        "float32",
-        "--window",
-        32,
-        "--tokens",
-        tmp_path / "ids.npy",
-    ]
+    words = tiny_with(tmp_path / "ids.npy")
     generate = ["generate", *words, "--max-new-tokens", 3]
     expected = json.loads(wscope(*generate, "--json").out)["tokens"]
     out = tmp_path / "out"

@@ -184,10 +184,10 @@ def make_sampling(
     """
     from wscope_jax.sampling import Sampling
 
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")
-    given = {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name) for name in groups.SAMPLING}
     given = {name: value for name, value in given.items() if value is not None}
-    return Sampling(**{"stop": tuple(arguments.stop or ()), **given, **(settings or {})})
+    given["stop"] = tuple(arguments.stop or ())
+    return Sampling(**{**given, **(settings or {})})
 
 
 def _compilation_cache() -> Path | None:
