@@ -45,8 +45,13 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         with signals.terminable():
             words = sys.argv[1:] if argv is None else argv
-            arguments = options.build_parser().parse_args(words)
+            try:
+                arguments = options.build_parser().parse_args(words)
+            except SystemExit:
+                streams.flush()  # the text of --help
+                raise
             spelling.learn(vars(arguments), words)
+            streams.require_stdout()
             verb = importlib.import_module(f"wscope_jax.cli.{arguments.verb}")
             code: int = verb.run(arguments)
             streams.flush()
@@ -88,7 +93,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
     text = text if len(text) <= 400 else text[:400] + "..."
     if is_out_of_memory(error):
         return f"error: out of memory: {text}", CapacityError.exit_code
-    if isinstance(error, ImportError) or "can't start new thread" in text:
+    if isinstance(error, ImportError | OSError) or "can't start new thread" in text:
         return f"error: {text}", MachineError.exit_code
     hint = "" if options.is_debug() else " (WSCOPE_DEBUG=1 shows where)"
     return f"error: {type(error).__name__}: {text}{hint}", WscopeError.exit_code

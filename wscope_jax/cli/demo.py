@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from wscope_jax import demo_text
-from wscope_jax.cli import answer, report, start
+from wscope_jax.cli import answer, report, start, streams
 from wscope_jax.layout import Region
 
 if TYPE_CHECKING:
@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer.print_json(values)
     else:
-        _print(values, difference)
+        with streams.printing():
+            _print(values, difference)
     return 0 if values["matches_dense"] else 1
 
 
@@ -80,13 +81,14 @@ def _continue(engine: "Engine", text: str, *, is_shown: bool) -> dict[str, Any]:
     with engine.stream([text], sampling, max_model_len=_MAX_LEN) as generation:
         for number, event in enumerate(generation):
             if is_shown:
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
+                with streams.printing():
+                    sys.stdout.write(event.text)
             if number % _SHARE_EVERY == 0:
                 path.append(round(generation.cpu_share, 3))
         values = generation.result.as_dict()
     if is_shown:
-        print(flush=True)
+        with streams.printing():
+            print()
     values["cpu_share"]["path"] = path
     return values
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from wscope_jax.cli import answer, start
+from wscope_jax.cli import answer, start, streams
 from wscope_jax.cli.report import AnswerConsole
 from wscope_jax.errors import CheckpointError
 from wscope_jax.sizes import amount
@@ -49,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer.print_json(values)
     else:
-        _print(values)
+        with streams.printing():
+            _print(values)
     if values["problem"] is not None:
         raise CheckpointError(values["problem"])
     return 0

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rich.table import Table
 
 from wscope_jax import machine
-from wscope_jax.cli import answer, report, start
+from wscope_jax.cli import answer, report, start, streams
 from wscope_jax.cli.report import AnswerConsole
 from wscope_jax.sizes import amount
 
@@ -79,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer.print_json(plan.as_dict())
     else:
-        _print(plan, model, (*_assumptions(plan, model, arguments), *budgets.notes))
+        with streams.printing():
+            _print(plan, model, (*_assumptions(plan, model, arguments), *budgets.notes))
     if arguments.check:
         _require_fit(plan)
     return 0

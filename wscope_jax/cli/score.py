@@ -58,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer.print_json(values)
     else:
-        print("nll: no token was forced" if nll is None else f"nll {nll:.6f} nats a token")
+        answer.print_line(
+            "nll: no token was forced" if nll is None else f"nll {nll:.6f} nats a token"
+        )
     return 0
 
 
