@@ -55,8 +55,8 @@ def test_this_machine(run: Run) -> None:
     assert all(entry["remedy"] for entry in found.values() if entry["status"] == "warning")
     workers = cores.split(cores.available()).workers
     for name, about in (
-        ("read bandwidth", f"{workers} of"),
-        ("attention reads", f"{workers} work"),
+        ("read bandwidth", f"on {workers} thread"),
+        ("attention reads", f"on {workers} worker"),
     ):
         rate, _, what = found[name]["value"].partition(": ")
         assert re.fullmatch(r"[0-9]+\.[0-9] GB/s", rate)

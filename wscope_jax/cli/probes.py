@@ -16,7 +16,7 @@ from wscope_jax.sizes import amount
 PYTHONS: Final = ((3, 11), (3, 14))  # oldest and newest that are tested
 JAX: Final = ((0, 10, 2), (0, 13))  # from, and below
 READ_BYTES: Final = 192 << 20  # beyond any cache of two cores, touched in a tenth of a second
-KERNEL_BLOCKS: Final = 32  # of 256 entries of 8 heads x (128 + 128) bfloat16: 32 MiB
+KERNEL_BLOCKS: Final = READ_BYTES >> 20  # of 256 entries of 8 heads x (128 + 128) bfloat16: 1 MiB
 OK: Final = "ok"
 NOTE: Final = "note"  # good to know
 WARNING: Final = "warning"  # works, but slower or less than it could
@@ -205,7 +205,7 @@ def _bandwidth() -> Iterator[Finding]:
             return time.perf_counter() - start
 
         seconds = min(read() for _ in range(3))
-    what = f"what {threads} of numpy's threads read from memory, best of 3: the ceiling of the next line"
+    what = f"how fast memory gives {amount(READ_BYTES)} to numpy on {_of(threads, 'thread')}, best of 3"
     yield Finding("read bandwidth", f"{_rate(READ_BYTES / seconds)}: {what}")
     try:
         module: Any = importlib.import_module("wscope_jax._ffi")
@@ -215,16 +215,21 @@ def _bandwidth() -> Iterator[Finding]:
     shape, num_bytes = (32, 8, 128, 128, False, 256, "bfloat16"), 8 * 256 * 256 * 2
     ns = module.time_attention(*shape, KERNEL_BLOCKS)
     isa = module.isa_of(*shape) if hasattr(module, "isa_of") else "portable"
+    size, workers = KERNEL_BLOCKS * num_bytes, _of(module.num_workers(), "worker")
     what = (
-        f"what the CPU's attention reads of a cache, {module.num_workers()} workers, kernel {isa}, "
-        "bfloat16, 4 query heads a kv head"
+        f"how fast the CPU's attention goes through {amount(size)} of cache on {workers} "
+        f"({isa}, bfloat16, 4 query heads a kv head)"
     )
-    yield Finding("attention reads", f"{_rate(KERNEL_BLOCKS * num_bytes / ns * 1e9)}: {what}")
+    yield Finding("attention reads", f"{_rate(size / ns * 1e9)}: {what}")
 
 
 def _rate(bytes_per_s: float) -> str:
     """A bandwidth; a GB is 10^9 bytes, as everywhere in this program's output."""
     return f"{bytes_per_s / 1e9:.1f} GB/s"
+
+
+def _of(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _environment() -> Iterator[Finding]:
