@@ -80,6 +80,9 @@ def test_demo(start: Any) -> None:
     assert values["matches_dense"] is True
     assert values["compiles"]["stall"] == 0
     assert len(values["tokens"][0]) == 512
+    words = values["text"][0].split()
+    runs = list(zip(words, words[1:], words[2:], strict=False))
+    assert len(set(runs)) > 0.6 * len(runs), values["text"]  # it does not go round in circles
     assert [asked["region"] for asked in values["look_ups"]] == ["window", "unpinned", "pinned"]
     assert all(asked["right"] for asked in values["look_ups"]), values["look_ups"]
     assert all(held["tokens"] > 0 for held in values["regions"].values()), values["regions"]

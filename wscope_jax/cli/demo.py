@@ -19,8 +19,9 @@ from wscope_jax.layout import Region
 if TYPE_CHECKING:
     from wscope_jax.engine import Engine
     from wscope_jax.generation import Generation
+    from wscope_jax.sampling import Sampling
 
-_SEED: Final = 7
+_SEED: Final = 7  # of the text that is read
 _WINDOW: Final = 256
 _TEXT_BYTES: Final = (
     8330  # 32 blocks of 256 and a rest, which holds the last note: it is in the window
@@ -70,15 +71,11 @@ def _open_engine() -> Iterator["Engine"]:
 
 def _continue(engine: "Engine", text: str, *, is_shown: bool) -> dict[str, Any]:
     """Streams what the model makes of the text; the result, with the path of the CPU share."""
-    from wscope_jax.sampling import Sampling
-
     _say(f"reading {len(text):,} bytes, then writing {_NEW_BYTES}; they end with:")
     _say("..." + " ".join(text[-200:].split()))
-    sampling = Sampling(
-        max_new_tokens=_NEW_BYTES, temperature=0.6, top_p=0.9, seed=_SEED, ignore_eos=True
-    )
+    _say("what it writes has the form of sentences and no meaning: it is a very small model")
     path = []
-    with engine.stream([text], sampling, max_model_len=_MAX_LEN) as generation:
+    with engine.stream([text], _writing(), max_model_len=_MAX_LEN) as generation:
         for number, event in enumerate(generation):
             if is_shown:
                 with streams.printing():
@@ -127,7 +124,14 @@ def _look_up(engine: "Engine", planted: demo_text.PlantedText) -> list[dict[str,
     return asked
 
 
-def _digits() -> Any:
+def _writing() -> "Sampling":
+    """How the text goes on: at lower temperatures it repeats itself, whatever the seed."""
+    from wscope_jax.sampling import Sampling
+
+    return Sampling(max_new_tokens=_NEW_BYTES, temperature=0.9, top_p=0.9, seed=6, ignore_eos=True)
+
+
+def _digits() -> "Sampling":
     from wscope_jax.sampling import Sampling
 
     return Sampling(max_new_tokens=demo_text.NUM_DIGITS + 1, stop=("]",), ignore_eos=True)
