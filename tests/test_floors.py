@@ -17,7 +17,17 @@ PACKAGE: Final = ROOT / "wscope_jax"
 # what stands before it on its own floor, and its own place.
 FLOORS: Final = {
     **dict.fromkeys(
-        ("errors", "forks", "progress", "cgroups", "cores", "layout", "placement", "roofline"),
+        (
+            "errors",
+            "forks",
+            "progress",
+            "cgroups",
+            "cores",
+            "sizes",
+            "layout",
+            "placement",
+            "roofline",
+        ),
         (0, 0),
     ),
     **dict.fromkeys(
@@ -51,6 +61,7 @@ WITHOUT_ARRAYS: Final = {
     "errors",
     "cgroups",
     "cores",
+    "sizes",
     "strict_json",
     "placement",
     "roofline",
