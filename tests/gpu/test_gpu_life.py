@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.engines import ALL_POLICIES, CHECKPOINTS
-from wscope_jax import Engine, Sampling, _ffi, machine
+from wscope_jax import Engine, Sampling, _ffi
 from wscope_jax.errors import CapacityError, WscopeError
 
 pytestmark = pytest.mark.gpu
@@ -122,7 +122,6 @@ def endless(tmp_path: Path) -> list[object]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_in_the_middle_of_a_step(endless: list[object], number: int, code: int) -> None:
-    free = machine.gpus()[0].free
     with start(*endless, 100_000) as process:
         assert process.stdout is not None
         process.stdout.read(200)  # it decodes
@@ -132,7 +131,6 @@ def test_a_signal_in_the_middle_of_a_step(endless: list[object], number: int, co
     assert time.monotonic() - began < SOON_S
     assert process.returncode == code, err
     assert b"Traceback" not in err
-    assert free - machine.gpus()[0].free < 64 << 20
 
 
 def test_a_second_process_on_the_same_gpu(endless: list[object]) -> None:
