@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.engines import ALL_POLICIES, CHECKPOINTS, FAMILIES, engine
-from tests.lowering import lowered
+from tests.lowering import target
 from wscope_jax import Sampling, programs
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.experts import DENSE_TOKENS, GATHER_TOKENS
@@ -48,7 +48,9 @@ def _cache(model: Any, dtype: str, batch: int) -> InplaceKVCache:
 
 def _products(fn: Any, args: tuple[Any, ...], platform: str) -> list[tuple[str, str]]:
     """(einsum, its line of StableHLO) of every dot_general of a program, as it is lowered for a platform."""
-    text = lowered(jax.jit(fn).trace(*args), platform).as_text(debug_info=True)
+    with target(platform):
+        lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=(platform,))
+    text = lowered.as_text(debug_info=True)
     assert not re.search(r"stablehlo\.(dot|convolution) |ragged_dot|gemm", text)
     names = dict(re.findall(r'^(#loc\d+) = loc\("(.*?)"', text, re.MULTILINE))
     found = []

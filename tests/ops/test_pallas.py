@@ -10,7 +10,7 @@ import pytest
 from exact import DTYPES, RUNS, check, draw, wide
 
 from tests.cases import CASES
-from tests.lowering import lowered
+from tests.lowering import target
 from wscope_jax.layout import EntryLayout
 from wscope_jax.ops import pallas, streamed, window
 from wscope_jax.partial import Partial
@@ -99,8 +99,10 @@ def test_kernels_lower_for_cuda_with_exact_products(name: str, dtype: str) -> No
         return pallas.attend_blocks(*args, layout=layout, block=BLOCK, scale=case.scale)
 
     for fn, args in ((ring, (q, rings, rows, rows)), (block, (q, slots, jnp.int32(0), owner))):
-        traced = jax.jit(fn).trace(*args)
+        with target("cuda"):
+            traced = jax.jit(fn).trace(*args)
+            lowered = traced.lower(lowering_platforms=("cuda",))
         dots = list(_dots(traced.jaxpr.jaxpr))
         assert len(dots) == (2 if dtype == "float32" else 3)
         assert all(dot.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2 for dot in dots)
-        assert "triton" in lowered(traced, "cuda").as_text()
+        assert "triton" in lowered.as_text()
