@@ -1,10 +1,14 @@
-"""The device that JAX computes on, and what it can hold."""
+"""The device that JAX computes on, what it can hold, and the workers that go with it."""
+
+import logging
 
 import jax
 import jax.numpy as jnp
 
-from wscope_jax import _ffi
+from wscope_jax import _ffi, cores
 from wscope_jax.errors import MachineError
+
+log = logging.getLogger(__name__)
 
 
 def current() -> jax.Device:
@@ -40,3 +44,29 @@ def memory_left() -> int | None:
     if not stats or "bytes_limit" not in stats:
         return None
     return int(stats["bytes_limit"]) - int(stats.get("bytes_in_use", 0))
+
+
+def num_workers(threads: int | None) -> int:
+    """Workers that suit this machine, or as many of `threads` as it has cores.
+
+    Raises:
+        MachineError: see `cuda_number`.
+    """
+    available = cores.available()
+    if threads is not None and threads > available:
+        log.warning(
+            "threads: %d workers were asked for, this process may use %d cores; %d are started",
+            threads,
+            available,
+            available,
+        )
+        threads = available
+    on_gpu = cuda_number() is not None
+    if on_gpu and threads is not None and threads >= available > 1:
+        log.warning(
+            "threads: with %d workers on %d cores the thread that feeds the link starves; %d are better",
+            threads,
+            available,
+            available - 1,
+        )
+    return cores.split(available, gpu=on_gpu, threads=threads).workers

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax import calibration, cores, devices, forks, machine, policies
+from wscope_jax import calibration, devices, forced, forks, machine, policies
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import start_workers
@@ -24,7 +24,7 @@ from wscope_jax.policies import Policy, Resident, WriteScope
 from wscope_jax.programs import ModelPrograms
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Result
-from wscope_jax.sampling import Sampling, row_operands
+from wscope_jax.sampling import Sampling
 from wscope_jax.token_ids import Prompt, id_array, prompt_ids
 from wscope_jax.tokenizer import Tokenizer
 
@@ -87,7 +87,7 @@ class Engine:
         self._programs = ModelPrograms(model)
         if threads is not None and threads < 1:
             raise UsageError(f"threads: expected at least 1, got {threads}")
-        start_workers(_num_workers(threads))
+        start_workers(devices.num_workers(threads))
         self.policy = policies.choose(policy) if isinstance(policy, str) else policy
         if (
             isinstance(self.policy, WriteScope)
@@ -273,51 +273,25 @@ class Engine:
         if num_tokens > max_len:
             raise UsageError(f"tokens: {num_tokens} tokens exceed max_model_len={max_len}")
         self._warn_of_positions(num_tokens)
-        rows = row_operands([Sampling()] * batch)
         with self._cache(batch, max_len, policy) as cache:
-            first = []
-            for row in range(batch):
-
-                def report(layers: int, row: int = row) -> None:
-                    done = row * prefill + prefill * layers // self._programs.num_layers
-                    self.progress.prefilling(done, batch * prefill)
-
-                x = self._programs.prefill(cache, row, ids_BT[row, :prefill].tolist(), report)
-                first.append(np.asarray(self._programs.logits(cache, x[prefill - 1 : prefill]))[0])
-            steps = [np.stack(first)]
-            for t in range(prefill, num_tokens):
-                _, logits = self._programs.step(cache, jnp.array(ids_BT[:, t]), rows)
-                steps.append(np.asarray(logits))
-        out = np.stack(steps, axis=1)
+            out = forced.score(self._programs, cache, ids_BT, prefill, self.progress)
         return out if np.ndim(ids) == 2 else out[0]
 
     def logits(self, ids: Any) -> Float32s:
         """Logits of every position, by the prefill path: float32 [B, T, vocabulary] of integers [B, T]."""
         self._check_open()
         ids_BT = id_array(ids, self.model.vocab_size)
-        batch, num_tokens = ids_BT.shape
         out = []
-        for row in range(batch):
-            with self._cache(1, num_tokens, policy=Resident()) as cache:
-                x = self._programs.prefill(cache, 0, ids_BT[row].tolist())
-                out.append(np.asarray(self._programs.logits(cache, x))[:num_tokens])
+        for row in ids_BT:
+            with self._cache(1, len(row), policy=Resident()) as cache:
+                out.append(forced.read(self._programs, cache, row.tolist()))
         return np.stack(out)
 
     def find_broken(self, ids: Sequence[int]) -> str | None:
         """Where numbers stop being finite as the model reads `ids`: "the embedding", "layer 3", "the head"."""
         self._check_open()
-        places: list[str] = []
-
-        def watch(done: int, x: jax.Array) -> None:
-            if not places and not bool(jnp.isfinite(x[: len(ids)]).all()):
-                places.append(f"layer {done - 1}" if done else "the embedding")
-
         with self._cache(1, len(ids), policy=Resident()) as cache:
-            x = self._programs.prefill(cache, 0, list(ids), watch=watch)
-            logits = self._programs.logits(cache, x)[: len(ids)]
-        if not places and not bool(jnp.isfinite(logits.max(-1)).all()):
-            places.append("the head")
-        return places[0] if places else None
+            return forced.find_broken(self._programs, cache, ids)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -392,24 +366,3 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # An interruption does not wait for what is being compiled ahead.
         self._close(wait=kind is None or issubclass(kind, Exception))
-
-
-def _num_workers(threads: int | None) -> int:
-    available = cores.available()
-    if threads is not None and threads > available:
-        log.warning(
-            "threads: %d workers were asked for, this process may use %d cores; %d are started",
-            threads,
-            available,
-            available,
-        )
-        threads = available
-    on_gpu = devices.cuda_number() is not None
-    if on_gpu and threads is not None and threads >= available > 1:
-        log.warning(
-            "threads: with %d workers on %d cores the thread that feeds the link starves; %d are better",
-            threads,
-            available,
-            available - 1,
-        )
-    return cores.split(available, gpu=on_gpu, threads=threads).workers

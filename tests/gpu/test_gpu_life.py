@@ -18,7 +18,7 @@ import numpy as np
 import pytest
 
 from tests.engines import ALL_POLICIES, CHECKPOINTS
-from wscope_jax import Engine, Sampling, _ffi
+from wscope_jax import Engine, Sampling, _ffi, devices
 from wscope_jax.errors import CapacityError, WscopeError
 
 pytestmark = pytest.mark.gpu
@@ -56,7 +56,7 @@ def test_a_call_that_fails_ends_its_cache_and_no_more(
     for _ in range(20):
         next(stream)
     began = time.monotonic()
-    plan = stream._cache._plan
+    plan = stream._cache._decode.plan
     assert plan is not None
     stream._cache._dispatcher._push(plan)  # one plan too many: the next step_begin finds it
     with pytest.raises((WscopeError, jax.errors.JaxRuntimeError)):
@@ -84,6 +84,9 @@ def test_no_room_on_the_device(eng: Engine) -> None:
     with contextlib.suppress(jax.errors.JaxRuntimeError):
         while True:
             hog.append(jax.block_until_ready(jnp.zeros(1 << 30, jnp.uint8)))
+    left = devices.memory_left()
+    assert left is not None
+    hog.append(jnp.zeros(max(0, left - (64 << 20)), jnp.uint8))
     began = time.monotonic()
     with pytest.raises(CapacityError, match="GPU memory"):
         eng.generate([PROMPT] * 64, HOW, max_model_len=30_000)
