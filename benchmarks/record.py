@@ -70,6 +70,15 @@ def _commit() -> str | None:
     return run.stdout.strip() or None
 
 
+def _command() -> str:
+    """What was typed, but for where the rows go."""
+    words = ["python", *sys.argv]
+    if "--json" in words:
+        at = words.index("--json")
+        del words[at : at + 2]
+    return shlex.join(words)
+
+
 def finish(rows: Sequence[dict[str, Any]], path: Path | None) -> None:
     """Prints the table and writes the rows, completed by machine, versions, commit and command."""
     for r in rows:
@@ -97,7 +106,7 @@ def finish(rows: Sequence[dict[str, Any]], path: Path | None) -> None:
         },
         "commit": _commit(),
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": _command(),
     }
     lines = [json.dumps({**r, **facts}) for r in rows]
     path.write_text("\n".join(lines) + "\n")
