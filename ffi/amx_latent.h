@@ -33,33 +33,6 @@ inline LatentScratch MakeLatent(const HeadShape& shape, void* memory) {
           reinterpret_cast<float*>(scores), reinterpret_cast<uint16_t*>(weights)};
 }
 
-// 16 rows of 16 32-bit numbers, to columns.
-inline void Transpose(__m512i* rows) {
-  __m512i a[16];
-  for (int i = 0; i < 16; i += 2) {
-    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
-    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
-  }
-  for (int i = 0; i < 16; i += 4) {
-    rows[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
-    rows[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
-    rows[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
-    rows[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    a[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
-    a[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
-    a[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
-    a[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
-  }
-  for (int i = 0; i < 4; ++i) {
-    rows[i] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
-    rows[i + 8] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
-    rows[i + 4] = _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0x88);
-    rows[i + 12] = _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0xdd);
-  }
-}
-
 // 16 dims of the queries of 16 heads, turned: in the low half of row d dim d of every head.
 inline void TurnQueries(const HeadShape& shape, const float* q, int first, __m512i* rows) {
   for (int h = 0; h < kRows; ++h) {

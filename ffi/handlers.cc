@@ -14,6 +14,7 @@
 #include "attention.h"
 #include "host_job.h"
 #include "operands.h"
+#include "pack_handler.h"
 #include "step_queue.h"
 #include "workers.h"
 #include "xla/ffi/api/ffi.h"
@@ -294,6 +295,7 @@ const Target* CpuTargets() {
       {"wscope_load", reinterpret_cast<void*>(kLoad)},
       {"wscope_store", reinterpret_cast<void*>(kStore)},
       {"wscope_host_attention", reinterpret_cast<void*>(kHostAttention)},
+      {"wscope_pack", PackHandler()},
       {nullptr, nullptr},
   };
   return targets;

@@ -76,3 +76,30 @@ inline Vec RoughExp2(Vec x) {
   y = Fma(y, r, Set1(0.999925196f));
   return _mm512_scalef_ps(y, x);
 }
+
+// 16 rows of 16 32-bit numbers, to columns.
+inline void Transpose(__m512i* rows) {
+  __m512i a[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    a[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    a[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    a[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    a[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
+    rows[i + 4] = _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0x88);
+    rows[i + 12] = _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0xdd);
+  }
+}
