@@ -6,7 +6,7 @@
 
 constexpr int kUnitDims = 32;              // Split at once.
 constexpr int64_t kUnitBytes = 2 * kTile;  // Of a chunk of 32 entries.
-constexpr int kUnitSlots = 2 * kUnitLag;   // Split but not yet multiplied, a power of two.
+constexpr int kUnitSlots = 2;
 
 struct LatentScratch {
   uint16_t* q;        // [runs][K / 32][16 dims][16 heads][2]: dims d and d + 16
@@ -76,11 +76,10 @@ inline void MoveOutput(const HeadShape& shape, float* tiles, float* rows) {
   }
 }
 
-// Splits two tiles of 16 dims into the even entries and the odd ones. kLines: prefetched a row.
-template <int kLines>
-inline void SplitUnit(const uint8_t* from, uint8_t* to, Cursor& cursor) {
+// Splits two tiles of 16 dims into the even entries and the odd ones.
+inline void SplitUnit(const uint8_t* from, uint8_t* to, int lines, Cursor& cursor) {
   for (int row = 0; row < kRows; ++row, from += 64, to += 64) {
-    if (kLines > 0) cursor.Lines<kScoreHint>(kLines);
+    cursor.Lines(lines);
     const __m512i a = _mm512_loadu_si512(from);
     const __m512i b = _mm512_loadu_si512(from + kTile);
     _mm512_store_si512(to, _mm512_mask_mov_epi16(a, 0xaaaaaaaau, _mm512_slli_epi32(b, 16)));
@@ -97,42 +96,27 @@ inline void MultiplyUnit(const uint16_t* q, const uint8_t* unit) {
   Product<1, kOdd, kQuery>();
 }
 
-// The scores of a chunk of 32 entries. Units are multiplied kUnitLag units after they were split:
-// by then the stores have left the store buffer. Tiles in turns: one is free again only when its
-// product has read it.
-template <int kLines>
+// The scores of a chunk of 32 entries. A unit is multiplied after the next one was split: by then
+// its stores have left the store buffer, from which no tile is loaded.
 inline void LatentChunkScores(const uint8_t* chunk, int units, const uint16_t* q, uint8_t* slots,
-                              float* scores, Cursor& cursor) {
+                              int lines, float* scores, Cursor& cursor) {
   const auto slot = [&](int unit) { return slots + unit % kUnitSlots * kUnitBytes; };
   ClearTile<0>();
   ClearTile<1>();
-  for (int unit = 0; unit < units + kUnitLag; ++unit) {
-    if (unit < units) SplitUnit<kLines>(chunk + unit * kUnitBytes, slot(unit), cursor);
-    const int ready = unit - kUnitLag;
-    if (ready < 0) continue;
-    const uint16_t* const q_unit = q + ready * (kTile / 2);
-    if (ready % 3 == 0) {
-      MultiplyUnit<2, 5, 6>(q_unit, slot(ready));
-    } else if (ready % 3 == 1) {
-      MultiplyUnit<3, 7, 5>(q_unit, slot(ready));
+  SplitUnit(chunk, slot(0), lines, cursor);
+  for (int unit = 0; unit < units; ++unit, q += kTile / 2) {
+    if (unit + 1 < units) SplitUnit(chunk + (unit + 1) * kUnitBytes, slot(unit + 1), lines, cursor);
+    if (unit % 3 == 0) {
+      MultiplyUnit<2, 5, 6>(q, slot(unit));
+    } else if (unit % 3 == 1) {
+      MultiplyUnit<3, 7, 5>(q, slot(unit));
     } else {
-      MultiplyUnit<4, 6, 7>(q_unit, slot(ready));
+      MultiplyUnit<4, 6, 7>(q, slot(unit));
     }
   }
   StoreTile<0>(scores, 64);
   StoreTile<1>(scores + 256, 64);
   cursor.Wrap();
-}
-
-// All scores of a block.
-template <int kLines>
-inline void LatentBlockScores(const HeadShape& shape, const uint8_t* block, const uint16_t* q,
-                              const LatentScratch& scratch, Cursor& cursor) {
-  const int64_t chunk_bytes = int64_t{shape.key_dim} * kEntryTile * 2;
-  for (int chunk = 0; chunk < shape.block / kEntryTile; ++chunk) {
-    LatentChunkScores<kLines>(block + chunk * chunk_bytes, shape.key_dim / kUnitDims, q,
-                              scratch.units, scratch.scores + chunk * 512, cursor);
-  }
 }
 
 // Entries that do not count have no score.
@@ -190,47 +174,57 @@ inline void LatentSoftmax(const HeadShape& shape, const float* scores, uint16_t*
   *state_max = max;
 }
 
-// One run of heads over one block. The scores prefetch this block a little ahead, the other phases
-// go on into the next one.
+// Lines that the phases of a block prefetch, so that they come in at an even pace. One run of heads
+// fetches a block while it reads it twice; more are bound by arithmetic, and their values bring in
+// the next block.
+struct LatentPace {
+  int64_t ahead;  // Bytes.
+  int scores;     // With each row of a unit.
+  int softmax;    // With each pair of entries.
+  int values;     // With each tile.
+};
+
+inline LatentPace PaceOf(const HeadShape& shape, const HeadBlocks& blocks) {
+  if (blocks.prefetch_bytes == 0) return {0, 0, 0, 0};
+  const int64_t runs = NumRuns(shape);
+  if (runs > 1) {
+    const int64_t visits = runs * shape.value_dim;
+    return {HeadBytes(shape), 0, 2, static_cast<int>((16 * shape.key_dim + visits - 1) / visits)};
+  }
+  // Half of the lines with the scores, an entry's worth with each pair, the others are left.
+  const int left = (shape.key_dim / 64 - 1) * 512 / shape.value_dim;
+  return {HeadBytes(shape) / 2, 1, 2, left > 0 ? left : 1};
+}
+
+// One run of heads over one block.
 inline void LatentBlock(const HeadShape& shape, const uint8_t* block, const uint32_t* selected,
-                        const LatentScratch& scratch, int run, int lines, Vec* max, Vec* sum,
-                        Cursor& cursor) {
+                        const LatentScratch& scratch, int run, const LatentPace& pace, Vec* max,
+                        Vec* sum, Cursor& cursor) {
   const int64_t chunk_bytes = int64_t{shape.key_dim} * kEntryTile * 2;
-  const uint16_t* const q = scratch.q + int64_t{run} * (shape.key_dim / kUnitDims) * (kTile / 2);
+  const int units = shape.key_dim / kUnitDims;
+  const uint16_t* const q = scratch.q + int64_t{run} * units * (kTile / 2);
   float* const o = scratch.o + int64_t{run} * shape.value_dim * kRows;
-  if (lines > 0 && NumRuns(shape) == 1) {
-    LatentBlockScores<kScoreLines>(shape, block, q, scratch, cursor);
-  } else {
-    LatentBlockScores<0>(shape, block, q, scratch, cursor);
+  for (int chunk = 0; chunk < shape.block / kEntryTile; ++chunk) {
+    LatentChunkScores(block + chunk * chunk_bytes, units, q, scratch.units, pace.scores,
+                      scratch.scores + chunk * 512, cursor);
   }
   if (selected) DropUnselected(shape, selected, scratch.scores);
-  const int softmax_lines = lines > 0 ? kLatentSoftmaxLines : 0;
   LatentSoftmax(shape, scratch.scores, scratch.weights, o, max, sum,
-                [&] { cursor.Lines<_MM_HINT_T1>(softmax_lines); });
+                [&] { cursor.Lines(pace.softmax); });
   for (int tile = 0; tile < shape.value_dim / kLanes; tile += 2) {
     cursor.Wrap();
     const ValueTiles values{
         block + tile * kTile, chunk_bytes, scratch.weights, 512, 64, o + tile * 256, 256, 64};
     AddTileValues(shape.value_dim / kLanes - tile, shape.block / kEntryTile, selected, values,
-                  [&] { cursor.Lines<_MM_HINT_T1>(lines); });
+                  [&] { cursor.Lines(pace.values); });
   }
-}
-
-// Lines to prefetch with each tile of values. One run's scores read from memory and the values
-// fetch the head of the next block; more runs are bound by arithmetic, and the values of all bring
-// in all of it.
-inline int LatentLines(const HeadShape& shape, const HeadBlocks& blocks) {
-  if (blocks.prefetch_bytes == 0) return 0;
-  if (NumRuns(shape) == 1) return kLatentValueLines;
-  const int64_t visits = NumRuns(shape) * shape.value_dim;
-  return static_cast<int>((16 * shape.key_dim + visits - 1) / visits);
 }
 
 inline void LatentAttend(const HeadShape& shape, const float* q, const HeadBlocks& blocks,
                          void* memory, const SoftmaxState& state) {
   const LatentScratch scratch = MakeLatent(shape, memory);
   const int runs = static_cast<int>(NumRuns(shape));
-  const int lines = LatentLines(shape, blocks);
+  const LatentPace pace = PaceOf(shape, blocks);
   ArrangeLatentTiles(shape, q, scratch.q);
   __builtin_memset(scratch.o, 0, runs * shape.value_dim * int64_t{kRows} * 4);
   MoveOutput<true>(shape, scratch.o, state.o);
@@ -240,13 +234,13 @@ inline void LatentAttend(const HeadShape& shape, const float* q, const HeadBlock
         blocks.selected ? blocks.selected + int64_t{i} * (shape.block / 32) : nullptr;
     if (!AnySelected(shape, selected)) continue;
     const uint8_t* const block = blocks.blocks[i] + blocks.head_offset;
-    Cursor cursor = MakeCursor(shape, blocks, i, runs == 1 ? kScoreLead : HeadBytes(shape));
+    Cursor cursor = MakeCursor(shape, blocks, i, pace.ahead);
     for (int run = 0; run < runs; ++run) {
       const int first = run * kRows;
       const int heads = shape.group - first < kRows ? shape.group - first : kRows;
       Vec max = LoadPart(state.max + first, heads);
       Vec sum = LoadPart(state.sum + first, heads);
-      LatentBlock(shape, block, selected, scratch, run, lines, &max, &sum, cursor);
+      LatentBlock(shape, block, selected, scratch, run, pace, &max, &sum, cursor);
       StorePart(state.max + first, max, heads);
       StorePart(state.sum + first, sum, heads);
     }

@@ -8,11 +8,13 @@
 namespace wscope {
 namespace {
 
+// Into the second-level cache: tile loads take 16 lines at once from there, and prefetches into the
+// first level would take the fill buffers that these need.
 constexpr auto kPrefetchHint = _MM_HINT_T1;
 
 #include "vec_avx512.h"
 
-constexpr int64_t kPrefetchAhead = 8192;  // Bytes.
+constexpr int64_t kPrefetchAhead = 16384;  // Bytes, of grouped heads.
 
 #include "simd_rounded.h"
 
@@ -20,13 +22,7 @@ constexpr int kRows = 16;         // Of a tile.
 constexpr int64_t kTile = 1024;   // Bytes.
 constexpr int kTileDims = 32;     // Dims of a tile of queries or keys.
 constexpr int kTileLines = 16;    // Prefetched with each tile of grouped heads.
-constexpr int kSoftmaxLines = 0;  // With each 32 weights of grouped heads.
-constexpr auto kScoreHint = _MM_HINT_T0;
-constexpr int64_t kScoreLead = 1024;
-constexpr int kScoreLines = 2;
-constexpr int kLatentValueLines = 2;
-constexpr int kLatentSoftmaxLines = 2;
-constexpr int kUnitLag = 1;
+constexpr int kSoftmaxLines = 2;  // Prefetched with each 32 weights of grouped heads.
 // The tests run this file on processors without AMX.
 #ifdef WSCOPE_EMULATE_TILES
 #include "tests/emulated_tiles.h"
@@ -62,8 +58,8 @@ inline void AddChunk(const ValueTiles& in, int chunk, const uint32_t* selected, 
   }
 }
 
-// o += weights * values; fetch() after each product. Tiles in turns: one is free again only when
-// its product has read it, and two would make each load wait for the product before it.
+// o += weights * values; fetch() after each product. Tiles are taken in turns, so that no load
+// waits for the product before it where another program shares the core (docs/kernel.md).
 template <int kTiles, typename Fetch>
 inline void AddSomeTiles(int chunks, const uint32_t* selected, const ValueTiles& in, Fetch fetch) {
   LoadTile<0>(in.o, in.o_stride);

@@ -8,8 +8,9 @@
 namespace wscope {
 
 // Nanoseconds of one host job over `num_blocks` blocks of one row: the median of three runs after a
-// first one, over memory that no cache holds. Makes and frees a pool of its own. Throws std::invalid_argument for a shape or count
-// that makes no sense, OutOfMemory, std::runtime_error if there are no workers.
+// first one, over memory that no cache holds. Makes and frees a pool of its own. Throws
+// std::invalid_argument for a shape or count that makes no sense, OutOfMemory, std::runtime_error
+// if there are no workers.
 int64_t TimeAttention(const AttentionShape& shape, int num_blocks);
 
 // Nanoseconds of one memcpy of `num_bytes` between huge pages that no cache holds, by the calling

@@ -12,11 +12,6 @@ struct Cursor {
     for (int i = 0; i < count; ++i) Prefetch(at + 64 * i);
     at += 64 * count;
   }
-  template <auto kHint>
-  inline void Lines(int count) {
-    for (int i = 0; i < count; ++i) _mm_prefetch(reinterpret_cast<const char*>(at + 64 * i), kHint);
-    at += 64 * count;
-  }
   // To be called now and then: follows into the next block.
   inline void Wrap() {
     if (at < end) return;
