@@ -60,31 +60,37 @@ inline void ArrangeLatentPairs(const HeadShape& shape, const float* q, uint32_t*
   });
 }
 
-// Scores of two groups of 16 entries.
+// Scores of two groups of 16 entries, one after the other: rows in the order of memory, in two sums
+// a head so that products need not wait for each other.
 template <int kHeads, bool kFetch>
 inline void KeyPairScores(const HeadShape& shape, const uint8_t* keys, const uint32_t* q,
                           float* scores, Cursor& cursor) {
-  const int key_dim = shape.key_dim;
-  const int64_t stride = shape.block;
-  const uint8_t* a = keys;
-  const uint8_t* b = keys + int64_t{kLanes} * key_dim * 2;
-  Vec sum_a[kHeads], sum_b[kHeads];
+  const int rows = shape.key_dim / 2;
+  for (int group = 0; group < kEntryTile; group += kLanes) {
+    Vec even[kHeads], odd[kHeads];
 #pragma GCC unroll 8
-  for (int h = 0; h < kHeads; ++h) sum_a[h] = sum_b[h] = Zero();
-  for (int d = 0; d < key_dim; d += 2, a += 64, b += 64, q += kHeads) {
-    if (kFetch) cursor.Lines(2);
-    const __m512bh row_a = Pairs(a), row_b = Pairs(b);
+    for (int h = 0; h < kHeads; ++h) even[h] = odd[h] = Zero();
+    const uint32_t* at = q;
+    int row = 0;
+    for (; row + 2 <= rows; row += 2, keys += 128, at += 2 * kHeads) {
+      if (kFetch) cursor.Lines(2);
+      const __m512bh a = Pairs(keys), b = Pairs(keys + 64);
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) {
+        even[h] = Dot(even[h], a, Pair(at[h]));
+        odd[h] = Dot(odd[h], b, Pair(at[kHeads + h]));
+      }
+    }
+    if (row < rows) {
+      const __m512bh last = Pairs(keys);
+      keys += 64;
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) even[h] = Dot(even[h], last, Pair(at[h]));
+    }
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
-      const __m512bh pair = Pair(q[h]);
-      sum_a[h] = Dot(sum_a[h], row_a, pair);
-      sum_b[h] = Dot(sum_b[h], row_b, pair);
+      Store(scores + int64_t{h} * shape.block + group, Add(even[h], odd[h]));
     }
-  }
-#pragma GCC unroll 8
-  for (int h = 0; h < kHeads; ++h) {
-    Store(scores + h * stride, sum_a[h]);
-    Store(scores + h * stride + kLanes, sum_b[h]);
   }
 }
 

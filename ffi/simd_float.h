@@ -5,60 +5,50 @@
 
 #include "attention_simd.h"
 
-// Scores, not scaled, of two groups of 16 entries for kHeads heads. q: [K][kHeads].
+// Two dims of 16 entries, in bfloat16 one row.
+template <bool kBf16>
+inline void LoadTwo(const uint8_t* from, Vec* a, Vec* b) {
+  if constexpr (kBf16) {
+    *a = Even(from);
+    *b = Odd(from);
+  } else {
+    *a = Load(reinterpret_cast<const float*>(from));
+    *b = Load(reinterpret_cast<const float*>(from + 64));
+  }
+}
+
+// Scores, not scaled, of two groups of 16 entries, one after the other: rows in the order of
+// memory, in two sums a head so that products need not wait for each other. q: [K][kHeads].
 template <bool kBf16, int kHeads, bool kFetch>
 inline void KeyScores(const HeadShape& shape, const uint8_t* keys, const float* q, float* scores,
                       Cursor& cursor) {
-  constexpr int kItem = kBf16 ? 2 : 4;
-  const int key_dim = shape.key_dim;
-  const int64_t stride = shape.block;
-  const uint8_t* a = keys;
-  const uint8_t* b = keys + int64_t{kLanes} * key_dim * kItem;
-  Vec sum_a[kHeads], sum_b[kHeads];
+  constexpr int kLines = kBf16 ? 1 : 2;  // Of two dims.
+  for (int group = 0; group < kEntryTile; group += kLanes) {
+    Vec even[kHeads], odd[kHeads];
 #pragma GCC unroll 8
-  for (int h = 0; h < kHeads; ++h) sum_a[h] = sum_b[h] = Zero();
-  if constexpr (kBf16) {
-    for (int d = 0; d + 2 <= key_dim; d += 2, a += 64, b += 64, q += 2 * kHeads) {
-      if (kFetch) cursor.Lines(2);
-      const Vec even_a = Even(a), even_b = Even(b), odd_a = Odd(a), odd_b = Odd(b);
-#pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) {
-        const Vec even = Set1(q[h]);
-        sum_a[h] = Fma(even, even_a, sum_a[h]);
-        sum_b[h] = Fma(even, even_b, sum_b[h]);
-      }
+    for (int h = 0; h < kHeads; ++h) even[h] = odd[h] = Zero();
+    const float* at = q;
+    int d = 0;
+    for (; d + 2 <= shape.key_dim; d += 2, keys += 64 * kLines, at += 2 * kHeads) {
+      if (kFetch) cursor.Lines(kLines);
+      Vec a, b;
+      LoadTwo<kBf16>(keys, &a, &b);
 #pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h) {
-        const Vec odd = Set1(q[kHeads + h]);
-        sum_a[h] = Fma(odd, odd_a, sum_a[h]);
-        sum_b[h] = Fma(odd, odd_b, sum_b[h]);
+        even[h] = Fma(Set1(at[h]), a, even[h]);
+        odd[h] = Fma(Set1(at[kHeads + h]), b, odd[h]);
       }
     }
-    if (key_dim % 2 != 0) {
-      const Vec last_a = LoadHalves(a), last_b = LoadHalves(b);
+    if (d < shape.key_dim) {
+      const Vec last = kBf16 ? LoadHalves(keys) : Load(reinterpret_cast<const float*>(keys));
+      keys += 32 * kLines;
 #pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) {
-        sum_a[h] = Fma(Set1(q[h]), last_a, sum_a[h]);
-        sum_b[h] = Fma(Set1(q[h]), last_b, sum_b[h]);
-      }
+      for (int h = 0; h < kHeads; ++h) even[h] = Fma(Set1(at[h]), last, even[h]);
     }
-  } else {
-    for (int d = 0; d < key_dim; ++d, a += 64, b += 64, q += kHeads) {
-      if (kFetch) cursor.Lines(2);
-      const Vec row_a = Load(reinterpret_cast<const float*>(a));
-      const Vec row_b = Load(reinterpret_cast<const float*>(b));
 #pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) {
-        const Vec number = Set1(q[h]);
-        sum_a[h] = Fma(number, row_a, sum_a[h]);
-        sum_b[h] = Fma(number, row_b, sum_b[h]);
-      }
+    for (int h = 0; h < kHeads; ++h) {
+      Store(scores + int64_t{h} * shape.block + group, Add(even[h], odd[h]));
     }
-  }
-#pragma GCC unroll 8
-  for (int h = 0; h < kHeads; ++h) {
-    Store(scores + h * stride, sum_a[h]);
-    Store(scores + h * stride + kLanes, sum_b[h]);
   }
 }
 
