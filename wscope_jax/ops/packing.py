@@ -18,11 +18,12 @@ def pack(
 ) -> Float[Array, "n G E"]:
     """`layout.pack`, which is its oracle; XLA's transposes on the CPU reach a twentieth of a copy's speed."""
     operands = tuple(x for x in entries if x is not None)
-    return jax.lax.platform_dependent(
+    blocks: Array = jax.lax.platform_dependent(
         *operands,
         cpu=functools.partial(_pack_on_cpu, layout=layout, block=block, order=order),
         default=functools.partial(_pack_in_program, layout=layout, block=block, order=order),
     )
+    return blocks
 
 
 def _pack_on_cpu(
