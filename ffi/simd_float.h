@@ -52,70 +52,59 @@ inline void KeyScores(const HeadShape& shape, const uint8_t* keys, const float* 
   }
 }
 
+// The dims of a tile of two entries, of which `dims` are stored if kPart.
+template <bool kBf16, bool kPart>
+inline void LoadEntries(const uint8_t* row, int dims, Vec* x) {
+  if constexpr (kBf16) {
+    x[0] = kPart ? EvenPart(row, dims) : Even(row);
+    x[1] = kPart ? OddPart(row, dims) : Odd(row);
+  } else {
+    const auto* const floats = reinterpret_cast<const float*>(row);
+    x[0] = kPart ? LoadPart(floats, dims) : Load(floats);
+    x[1] = kPart ? LoadPart(floats + dims, dims) : Load(floats + kLanes);
+  }
+}
+
 // Scores of the 32 entries of a latent tile for kHeads heads. q: [tiles][kHeads][16], zeros behind
 // K.
 template <bool kBf16, int kHeads, bool kFetch>
 inline void LatentScores(const HeadShape& shape, const uint8_t* chunk, const float* q,
                          float* scores, Cursor& cursor) {
-  const int key_dim = shape.key_dim;
-  const int64_t stride = shape.block;
   constexpr int kItem = kBf16 ? 2 : 4;
   constexpr int kRows = 2;  // Entries at a time.
-  const int full = key_dim / kLanes;
-  const int rest = key_dim % kLanes;
+  const int full = shape.key_dim / kLanes;
+  const int rest = shape.key_dim % kLanes;
   // The values pass prefetches one line for each two that it reads again; here come the others.
   const int lines = (full - shape.value_dim / kLanes / 2) * kItem / 2;
   for (int entry = 0; entry < kEntryTile; entry += kRows) {
     Vec sums[kHeads][kRows];
 #pragma GCC unroll 8
-    for (int h = 0; h < kHeads; ++h) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) sums[h][r] = Zero();
-    }
-    const uint8_t* row = chunk + int64_t{entry} * kLanes * kItem;
+    for (int h = 0; h < kHeads; ++h) sums[h][0] = sums[h][1] = Zero();
     const float* q_tile = q;
-    if (kFetch) cursor.Lines(lines);
-    for (int tile = 0; tile < full; ++tile) {
-      Vec x[kRows];
-      if constexpr (kBf16) {
-        x[0] = Even(row);
-        x[1] = Odd(row);
-      } else {
-        x[0] = Load(reinterpret_cast<const float*>(row));
-        x[1] = Load(reinterpret_cast<const float*>(row) + kLanes);
-      }
+    const auto add = [&](const Vec* x) {
 #pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) {
-        const Vec q_h = Load(q_tile + h * kLanes);
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) sums[h][r] = Fma(q_h, x[r], sums[h][r]);
+      for (int h = 0; h < kHeads; ++h, q_tile += kLanes) {
+        const Vec q_h = Load(q_tile);
+        sums[h][0] = Fma(q_h, x[0], sums[h][0]);
+        sums[h][1] = Fma(q_h, x[1], sums[h][1]);
       }
-      row += int64_t{kEntryTile} * kLanes * kItem;
-      q_tile += kHeads * kLanes;
+    };
+    if (kFetch) cursor.Lines(lines);
+    const uint8_t* row = chunk + int64_t{entry} * kLanes * kItem;
+    Vec x[kRows];
+    for (int tile = 0; tile < full; ++tile, row += int64_t{kEntryTile} * kLanes * kItem) {
+      LoadEntries<kBf16, false>(row, kLanes, x);
+      add(x);
     }
     if (rest > 0) {
-      row = chunk + int64_t{full} * kEntryTile * kLanes * kItem + int64_t{entry} * rest * kItem;
-      Vec x[kRows];
-      if constexpr (kBf16) {
-        x[0] = EvenPart(row, rest);
-        x[1] = OddPart(row, rest);
-      } else {
-        x[0] = LoadPart(reinterpret_cast<const float*>(row), rest);
-        x[1] = LoadPart(reinterpret_cast<const float*>(row) + rest, rest);
-      }
-#pragma GCC unroll 8
-      for (int h = 0; h < kHeads; ++h) {
-        const Vec q_h = Load(q_tile + h * kLanes);
-#pragma GCC unroll 4
-        for (int r = 0; r < kRows; ++r) sums[h][r] = Fma(q_h, x[r], sums[h][r]);
-      }
+      LoadEntries<kBf16, true>(row - int64_t{entry} * (kLanes - rest) * kItem, rest, x);
+      add(x);
     }
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
-#pragma GCC unroll 4
-      for (int r = 0; r < kRows; ++r) {
-        scores[h * stride + entry + r] = ReduceAdd(sums[h][r]);
-      }
+      float* const out = scores + int64_t{h} * shape.block + entry;
+      out[0] = ReduceAdd(sums[h][0]);
+      out[1] = ReduceAdd(sums[h][1]);
     }
   }
 }

@@ -20,7 +20,7 @@ class Draw {
   // Mostly what tiles and vectors like, sometimes what they do not.
   int Dim(int most) {
     const int step = OneIn(3) ? 1 : OneIn(2) ? 16 : 32;
-    return step * Between(1, most / step);
+    return most < step ? Between(1, most) : step * Between(1, most / step);
   }
 
  private:
