@@ -17,13 +17,11 @@ import importlib.util
 import random
 import threading
 import time
-from collections.abc import Callable
 from typing import Any, Final
 
-import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
+import peers
 import record
 
 from tests.cases import CASES, Case
@@ -33,7 +31,6 @@ BLOCK: Final = 256
 ROWS: Final = 4  # sequences
 CASE_NAMES: Final = ("gqa8_d128", "gqa4_d128", "mla16_576", "v4_64_512")
 PR_SET_THP_DISABLE: Final = 41
-Timed = Callable[[], float]  # seconds of one call
 
 
 class Setup:
@@ -61,17 +58,17 @@ class Setup:
                 self.pool.view(layer, slot)[:] = some[(5 * layer + slot) % len(some)]
         self.table = np.arange(slots, dtype=np.int32).reshape(ROWS, -1)
 
-    def read(self, clock: int) -> Timed:
+    def read(self, clock: int, prefetch_bytes: int = -1) -> peers.Timed:
         """Reading a layer and nothing else; `clock`: 0 wall, 1 CPU."""
         isa = _ffi.isas()[-1]
         return lambda: (
             1e-9
-            * _ffi.measure_read(self.pool, random.randrange(self.layers), self.table.size, isa)[
-                clock
-            ]
+            * _ffi.measure_read(
+                self.pool, random.randrange(self.layers), self.table.size, isa, prefetch_bytes
+            )[clock]
         )
 
-    def kernel(self, isa: str, clock: int, prefetch_bytes: int = -1) -> Timed:
+    def kernel(self, isa: str, clock: int, prefetch_bytes: int = -1) -> peers.Timed:
         """The kernel of one instruction set over a layer."""
         layout = self.case.layout
         return lambda: (
@@ -93,63 +90,6 @@ class Setup:
         )
 
 
-def _timed(fn: Callable[[int], Any], copies: int, clock: int) -> Timed:
-    now = time.process_time if clock else time.perf_counter
-
-    def run() -> float:
-        began = now()
-        fn(random.randrange(copies))
-        return now() - began
-
-    return run
-
-
-def torch_peers(setup: Setup, clock: int, threads: int) -> dict[str, Timed]:
-    """Torch on as many bytes, heads first, which it likes best."""
-    import torch
-
-    case, layout, copies = setup.case, setup.case.layout, 2
-    torch.set_num_threads(threads)
-    shape = (copies, ROWS, layout.num_kv_heads, setup.blocks * BLOCK, layout.key_dim)
-    key = torch.randn(shape[1:], dtype=torch.bfloat16).expand(shape).contiguous()
-    value = key[..., : layout.value_dim] if layout.value_in_key else key.clone()
-    q = torch.randn((ROWS, case.num_q_heads, 1, layout.key_dim), dtype=torch.bfloat16)
-    group = case.num_q_heads // layout.num_kv_heads
-    grouped = q.reshape(ROWS * layout.num_kv_heads, group, layout.key_dim)
-
-    def bmm(i: int) -> Any:
-        k, v = key[i].flatten(0, 1), value[i].flatten(0, 1)
-        return torch.bmm(torch.bmm(grouped, k.mT).softmax(-1), v)
-
-    def sdpa(i: int) -> Any:
-        return torch.nn.functional.scaled_dot_product_attention(
-            q, key[i], value[i], enable_gqa=True
-        )
-
-    found = {"torch/bmm": _timed(bmm, copies, clock)}
-    if not layout.value_in_key:  # many seconds a call on one latent head
-        found["torch/sdpa"] = _timed(sdpa, copies, clock)
-    return found
-
-
-def jax_peer(setup: Setup, clock: int) -> dict[str, Timed]:
-    """`jax.nn.dot_product_attention` on a quarter of the bytes: it is slow, and its rate is the same."""
-    layout, case = setup.case.layout, setup.case
-    if layout.value_in_key:
-        return {}
-    entries = setup.blocks * BLOCK
-    few = max(BLOCK, entries // 4)
-    draw = np.random.default_rng(0)
-    x = jnp.asarray(
-        draw.standard_normal((ROWS, few, layout.num_kv_heads, layout.key_dim)), jnp.bfloat16
-    )
-    q = jnp.ones((ROWS, 1, case.num_q_heads, layout.key_dim), jnp.bfloat16)
-    attention = jax.jit(jax.nn.dot_product_attention)
-    attention(q, x, x).block_until_ready()
-    run = _timed(lambda _: attention(q, x, x).block_until_ready(), 1, clock)
-    return {"jax/dot_product_attention": lambda: run() * entries / few}
-
-
 class Link:
     """Copies host memory to the GPU without a pause, on a thread of its own."""
 
@@ -168,7 +108,7 @@ class Link:
             self.torch.cuda.synchronize()
             self.copied += self.host.numel()
 
-    def rate(self, run: Timed | None, seconds: float, num_bytes: int) -> tuple[float, float]:
+    def rate(self, run: peers.Timed | None, seconds: float, num_bytes: int) -> tuple[float, float]:
         """GB/s of `run` (0 for None) and of the link while both go on."""
         self.stop.clear()
         thread = threading.Thread(target=self._run)
@@ -211,7 +151,7 @@ def best_isa(case: Case, storage: str) -> str:
     )
 
 
-def sample(runs: dict[str, Timed], num_bytes: int, rounds: int) -> dict[str, list[float]]:
+def sample(runs: dict[str, peers.Timed], num_bytes: int, rounds: int) -> dict[str, list[float]]:
     """GB/s of every run in every round, interleaved; what takes long is run three times only."""
     rates: dict[str, list[float]] = {key: [] for key in runs}
     slow: set[str] = set()
@@ -230,8 +170,9 @@ def sample(runs: dict[str, Timed], num_bytes: int, rounds: int) -> dict[str, lis
 def rows_of(
     label: str, rates: dict[str, list[float]], threads: int, chosen: str
 ) -> list[dict[str, Any]]:
-    """The rows of one case; the first run is the ceiling."""
-    ceiling = float(np.median(next(iter(rates.values()))))
+    """The rows of one case; the best way of reading is the ceiling."""
+    reads = (values for key, values in rates.items() if key.startswith("streaming_read"))
+    ceiling = max(float(np.median(values)) for values in reads)
     extra = {"threads": threads, "clock": "cpu" if threads == 1 else "wall"}
     return [
         record.row(label, key, values, "GB/s", ceiling) | extra | {"chosen": key == chosen}
@@ -250,21 +191,29 @@ def run_case(
         megabytes, layers = megabytes // 2, 4
     setup = Setup(case, storage, megabytes << 20, layers)
     best = best_isa(case, storage)
-    runs = {"streaming_read": setup.read(clock)}
+    runs = {
+        "streaming_read": setup.read(clock),
+        "streaming_read 4 KiB ahead": setup.read(clock, 4096),
+    }
     if with_torch:
         runs |= {f"wscope/{best}": setup.kernel(best, clock)}
-        runs |= torch_peers(setup, clock, threads)
+        import torch
+
+        torch.set_num_threads(threads)
+        entries = setup.blocks * BLOCK
+        runs |= peers.torch_peers(case, ROWS, entries, clock)
+        runs |= peers.vllm_peers(case, ROWS, entries, clock)
     else:
         isas = [isa for isa in _ffi.isas() if isa != "portable"] or ["portable"]
         runs |= {f"wscope/{isa}": setup.kernel(isa, clock) for isa in isas}
         runs[f"wscope/{best} no prefetch"] = setup.kernel(best, clock, 0)
         if storage == "bfloat16":
-            runs |= jax_peer(setup, clock)
+            runs |= peers.jax_peer(case, ROWS, setup.blocks * BLOCK, clock, BLOCK)
     label = name if storage == "bfloat16" else f"{name}_f32"
     rates = sample(runs, setup.bytes, 5 if quick else 15)
     if with_torch:  # a second ceiling and a second reading of our own kernel
         rates = {
-            key if key.startswith("torch") else f"{key} beside torch": values
+            key if key.startswith(("torch", "vllm", "sglang")) else f"{key} beside torch": values
             for key, values in rates.items()
         }
     rows = rows_of(label, rates, threads, f"wscope/{best}")
@@ -283,7 +232,9 @@ def small_pages(quick: bool, threads: int) -> list[dict[str, Any]]:
         return []
     rows = []
     for name in CASE_NAMES[:1] if quick else CASE_NAMES[:3]:
-        setup, clock = Setup(CASES[name], "bfloat16", 132 << 20, 3), 1 if threads == 1 else 0
+        megabytes, layers = (132, 6) if threads == 1 else (512, 3)
+        clock = 1 if threads == 1 else 0
+        setup = Setup(CASES[name], "bfloat16", megabytes << 20, layers)
         best = best_isa(CASES[name], "bfloat16")
         runs = {
             "streaming_read 4k pages": setup.read(clock),

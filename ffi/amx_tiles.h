@@ -1,7 +1,7 @@
 // The tile registers. Included inside the anonymous namespace of a file.
 
-// Palette 1: 64 bytes a row; tiles 0 to 5 have `rows` rows (a product takes time by the rows of its
-// first factor), 6 and 7 all 16.
+// Palette 1: 64 bytes a row; tiles 0 to 4 have `rows` rows (a product takes time by the rows of its
+// first factor), 5 to 7 all 16.
 struct alignas(64) TileConfig {
   uint8_t palette;
   uint8_t start_row;
@@ -15,7 +15,7 @@ inline void Configure(int rows) {
   config.palette = 1;
   for (int i = 0; i < 8; ++i) {
     config.row_bytes[i] = 64;
-    config.rows[i] = static_cast<uint8_t>(i < 6 ? rows : kRows);
+    config.rows[i] = static_cast<uint8_t>(i < 5 ? rows : kRows);
   }
   // Not the intrinsic: g++ 12 believes that it reads 8 bytes and drops the other stores.
   asm volatile("ldtilecfg %0" ::"m"(config));

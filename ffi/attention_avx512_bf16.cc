@@ -12,9 +12,10 @@ constexpr auto kPrefetchHint = _MM_HINT_T0;
 
 #include "vec_avx512.h"
 
-constexpr int64_t kPrefetchAhead = 16384;  // Bytes.
+constexpr int64_t kPrefetchAhead = 8192;  // Bytes.
 
 #include "attention_simd.h"
+#include "simd_rounded.h"
 
 constexpr int kPairHeads = 4;  // At once, of a latent block's scores.
 
@@ -23,12 +24,9 @@ inline __m512bh Pairs(const void* from) { return Bits(_mm512_loadu_si512(from));
 inline __m512bh Pair(uint32_t pair) { return Bits(_mm512_set1_epi32(static_cast<int>(pair))); }
 inline Vec Dot(Vec sum, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sum, a, b); }
 
-inline uint32_t Round(float x) {
-  uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof(bits));
-  return (bits + 0x7fff + (bits >> 16 & 1)) >> 16;
+inline uint32_t RoundPair(float low, float high) {
+  return Round(low) | static_cast<uint32_t>(Round(high)) << 16;
 }
-inline uint32_t RoundPair(float low, float high) { return Round(low) | Round(high) << 16; }
 
 // q as the score functions read it: pairs of dims. Grouped: per run of heads [K / 2][heads].
 inline void ArrangeKeyPairs(const HeadShape& shape, const float* q, uint32_t* out) {
@@ -62,29 +60,37 @@ inline void ArrangeLatentPairs(const HeadShape& shape, const float* q, uint32_t*
   });
 }
 
-// Scores of two groups of 16 entries.
+// Scores of two groups of 16 entries, one after the other: rows in the order of memory, in two sums
+// a head so that products need not wait for each other.
 template <int kHeads, bool kFetch>
-inline void KeyPairScores(const uint8_t* keys, const uint32_t* q, int key_dim, float* scores,
-                          int64_t stride, Cursor& cursor) {
-  const uint8_t* a = keys;
-  const uint8_t* b = keys + int64_t{kLanes} * key_dim * 2;
-  Vec sum_a[kHeads], sum_b[kHeads];
+inline void KeyPairScores(const HeadShape& shape, const uint8_t* keys, const uint32_t* q,
+                          float* scores, Cursor& cursor) {
+  const int rows = shape.key_dim / 2;
+  for (int group = 0; group < kEntryTile; group += kLanes) {
+    Vec even[kHeads], odd[kHeads];
 #pragma GCC unroll 8
-  for (int h = 0; h < kHeads; ++h) sum_a[h] = sum_b[h] = Zero();
-  for (int d = 0; d < key_dim; d += 2, a += 64, b += 64, q += kHeads) {
-    if (kFetch) cursor.Lines(2);
-    const __m512bh row_a = Pairs(a), row_b = Pairs(b);
+    for (int h = 0; h < kHeads; ++h) even[h] = odd[h] = Zero();
+    const uint32_t* at = q;
+    int row = 0;
+    for (; row + 2 <= rows; row += 2, keys += 128, at += 2 * kHeads) {
+      if (kFetch) cursor.Lines(2);
+      const __m512bh a = Pairs(keys), b = Pairs(keys + 64);
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) {
+        even[h] = Dot(even[h], a, Pair(at[h]));
+        odd[h] = Dot(odd[h], b, Pair(at[kHeads + h]));
+      }
+    }
+    if (row < rows) {
+      const __m512bh last = Pairs(keys);
+      keys += 64;
+#pragma GCC unroll 8
+      for (int h = 0; h < kHeads; ++h) even[h] = Dot(even[h], last, Pair(at[h]));
+    }
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
-      const __m512bh pair = Pair(q[h]);
-      sum_a[h] = Dot(sum_a[h], row_a, pair);
-      sum_b[h] = Dot(sum_b[h], row_b, pair);
+      Store(scores + int64_t{h} * shape.block + group, Add(even[h], odd[h]));
     }
-  }
-#pragma GCC unroll 8
-  for (int h = 0; h < kHeads; ++h) {
-    Store(scores + h * stride, sum_a[h]);
-    Store(scores + h * stride + kLanes, sum_b[h]);
   }
 }
 
@@ -103,9 +109,13 @@ inline Vec FoldHalves(Vec x, Vec y) {
 // are put in pairs of dims, so that lane 2 i has dims (2 i, 2 i + 1) of the first entry and lane
 // 2 i + 1 those of the second. Four rows and four heads at a time: a load for each two products.
 template <int kHeads, bool kFetch>
-inline void LatentPairScores(const uint8_t* chunk, const uint32_t* q, int key_dim, int lines,
-                             float* scores, int64_t stride, Cursor& cursor) {
+inline void LatentPairScores(const HeadShape& shape, const uint8_t* chunk, const uint32_t* q,
+                             float* scores, Cursor& cursor) {
   constexpr int kRows = 4;
+  const int key_dim = shape.key_dim;
+  const int64_t stride = shape.block;
+  // Those that the values pass does not prefetch, for each 4 entries.
+  const int lines = 2 * (key_dim / kLanes) - shape.value_dim / kLanes;
   const __m512i swap =
       _mm512_broadcast_i32x4(_mm_setr_epi8(0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15));
   for (int row = 0; row < kEntryTile / 2; row += kRows) {
@@ -144,7 +154,7 @@ inline void LatentPairScores(const uint8_t* chunk, const uint32_t* q, int key_di
 }
 
 // o[h][dims of kTiles tiles] += weights[h] * values over the 32 entries of a chunk.
-template <int kHeads, int kTiles, int kLines>
+template <int kHeads, int kTiles, int kLines, bool kLatent>
 inline void AddPairValues(const uint8_t* tile, const uint16_t* weights, int64_t stride, float* o,
                           int64_t o_stride, Cursor& cursor) {
   Vec sums[kHeads][kTiles];
@@ -154,7 +164,7 @@ inline void AddPairValues(const uint8_t* tile, const uint16_t* weights, int64_t 
     for (int t = 0; t < kTiles; ++t) sums[h][t] = Load(o + h * o_stride + t * kLanes);
   }
   for (int row = 0; row < kEntryTile / 2; ++row, tile += 64) {
-    if (kLines > 0) cursor.Lines(kLines);
+    if (kLines > 0 && (kLatent || !IsSpareRow(row))) cursor.Lines(kLines);
     __m512bh value[kTiles];
 #pragma GCC unroll 4
     for (int t = 0; t < kTiles; ++t) value[t] = Pairs(tile + t * 1024);
@@ -174,139 +184,52 @@ inline void AddPairValues(const uint8_t* tile, const uint16_t* weights, int64_t 
   }
 }
 
-template <int kVisits>
-inline void ChunkPairValues(const HeadShape& shape, const uint8_t* tiles, int dims,
-                            const uint16_t* weights, float* o, Cursor& cursor) {
-  ForHeads<kMaxHeads>(shape.group, [&](auto heads, int first) {
-    constexpr int kHeads = decltype(heads)::kValue;
-    constexpr int kTiles = kHeads == kMaxHeads ? 2 : 4;
-    const uint16_t* const w = weights + int64_t{first} * shape.block;
-    float* const out = o + int64_t{first} * shape.value_dim;
-    int d = 0;
-    for (; d + kTiles * kLanes <= dims; d += kTiles * kLanes) {
-      const uint8_t* const at = tiles + d * 64;
-      if (first == 0) {
-        AddPairValues<kHeads, kTiles, kTiles / kVisits>(at, w, shape.block, out + d,
-                                                        shape.value_dim, cursor);
-      } else {
-        AddPairValues<kHeads, kTiles, 0>(at, w, shape.block, out + d, shape.value_dim, cursor);
-      }
-    }
-    for (; d < dims; d += kLanes) {
-      AddPairValues<kHeads, 1, 0>(tiles + d * 64, w, shape.block, out + d, shape.value_dim, cursor);
-    }
-  });
-}
+// See attention_simd.h.
+struct PairNumbers {
+  using Query = uint32_t;
+  using Weight = uint16_t;
+  static constexpr int kItem = 2;
+  static constexpr int kLatentRun = kPairHeads;
+  static constexpr bool kParts = false;
 
-inline void PairScores(const HeadShape& shape, const uint8_t* head, const uint32_t* q,
-                       const uint32_t* selected, float* scores, Cursor& cursor) {
-  // Lines that the values pass of a latent block does not prefetch, for each 4 entries.
-  const int lines = 2 * (shape.key_dim / kLanes) - shape.value_dim / kLanes;
-  for (int entry = 0; entry < shape.block; entry += kEntryTile) {
-    const uint8_t* const at = head + int64_t{entry} * shape.key_dim * 2;
-    if (selected && selected[entry / kEntryTile] == 0) continue;
-    const auto latent = [&](auto heads, int first) {
-      constexpr int kHeads = decltype(heads)::kValue;
-      const uint32_t* const run = q + int64_t{first} * shape.key_dim;
-      float* const out = scores + int64_t{first} * shape.block + entry;
-      if (first == 0) {
-        LatentPairScores<kHeads, true>(at, run, shape.key_dim, lines, out, shape.block, cursor);
-      } else {
-        LatentPairScores<kHeads, false>(at, run, shape.key_dim, 0, out, shape.block, cursor);
-      }
-    };
-    const auto grouped = [&](auto heads, int first) {
-      constexpr int kHeads = decltype(heads)::kValue;
-      const uint32_t* const run = q + int64_t{first} * shape.key_dim / 2;
-      float* const out = scores + int64_t{first} * shape.block + entry;
-      if (first == 0) {
-        KeyPairScores<kHeads, true>(at, run, shape.key_dim, out, shape.block, cursor);
-      } else {
-        KeyPairScores<kHeads, false>(at, run, shape.key_dim, out, shape.block, cursor);
-      }
-    };
-    if (shape.value_in_key) {
-      ForHeads<kPairHeads>(shape.group, latent);
-    } else {
-      ForHeads<kMaxHeads>(shape.group, grouped);
-    }
-    cursor.Wrap();
+  // Pairs of dims; of latent tiles each twice.
+  static int64_t QuerySize(const HeadShape& shape) {
+    return int64_t{shape.group} * shape.key_dim / (shape.value_in_key ? 1 : 2);
   }
-}
-
-template <int kVisits>
-inline void PairValues(const HeadShape& shape, const uint8_t* values, int stored_dim, int panel,
-                       const uint32_t* selected, const uint16_t* weights, float* o,
-                       Cursor& cursor) {
-  for (int first = 0; first < shape.value_dim; first += panel) {
-    const int stored = stored_dim - first < panel ? stored_dim - first : panel;
-    const int dims = shape.value_dim - first < panel ? shape.value_dim - first : panel;
-    const uint8_t* chunk = values + int64_t{first} * shape.block * 2;
-    for (int entry = 0; entry < shape.block; entry += kEntryTile) {
-      if (!selected || selected[entry / kEntryTile] != 0) {
-        for (int d = 0; d < dims; d += kPanelDims) {
-          ChunkPairValues<kVisits>(shape, chunk + d * 64,
-                                   dims - d < kPanelDims ? dims - d : kPanelDims, weights + entry,
-                                   o + first + d, cursor);
-        }
-        cursor.Wrap();
-      }
-      chunk += int64_t{kEntryTile} * stored * 2;
-    }
+  static void ArrangeKeys(const HeadShape& shape, const float* q, Query* out) {
+    ArrangeKeyPairs(shape, q, out);
   }
-}
-
-inline void PairSoftmax(const HeadShape& shape, const uint32_t* selected, float* scores,
-                        uint16_t* weights, const SoftmaxState& state) {
-  for (int h = 0; h < shape.group; ++h) {
-    uint16_t* const row = weights + int64_t{h} * shape.block;
-    SoftmaxHead(
-        shape, selected, shape.scale * kLog2E, scores + int64_t{h} * shape.block,
-        state.o + int64_t{h} * shape.value_dim, state.max + h, state.sum + h,
-        [](Vec x) { return RoughExp2(x); },
-        [row](int i, Vec w, Vec w_2) {
-          _mm512_storeu_si512(row + i, reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(w_2, w)));
-        });
+  static void ArrangeLatent(const HeadShape& shape, const float* q, Query* out) {
+    ArrangeLatentPairs(shape, q, out);
   }
-}
+  static void Weigh(const HeadShape& shape, const uint32_t* selected, float* scores,
+                    Weight* weights, const SoftmaxState& state, Cursor& cursor) {
+    RoundedSoftmax(shape, selected, scores, weights, state, SoftmaxLines(shape), cursor);
+  }
+  template <int kHeads, bool kFetch, typename... Args>
+  static void OfKeys(Args&&... args) {
+    KeyPairScores<kHeads, kFetch>(args...);
+  }
+  template <int kHeads, bool kFetch, typename... Args>
+  static void OfLatent(Args&&... args) {
+    LatentPairScores<kHeads, kFetch>(args...);
+  }
+  template <int kHeads, int kTiles, int kLines, bool kLatent, typename... Args>
+  static void Values(Args&&... args) {
+    AddPairValues<kHeads, kTiles, kLines, kLatent>(args...);
+  }
+};
 
 inline bool Supports(const HeadShape& shape) {
   if (!shape.bfloat16 || shape.value_dim % kLanes != 0) return false;
   return shape.value_in_key ? shape.key_dim % kLanes == 0 : shape.key_dim % 2 == 0;
 }
 
-inline int64_t ScratchBytes(const HeadShape& shape) {
-  const int64_t q = RoundUp(int64_t{shape.group} * shape.key_dim, kLanes);
-  const int64_t scores = int64_t{shape.group} * shape.block;
-  return 4 * q + 4 * scores + 2 * scores;
-}
+inline int64_t ScratchBytes(const HeadShape& shape) { return ScratchSize<PairNumbers>(shape); }
 
 inline void PairAttend(const HeadShape& shape, const float* q, const HeadBlocks& blocks,
                        void* scratch, const SoftmaxState& state) {
-  auto* const q_pairs = static_cast<uint32_t*>(scratch);
-  auto* const scores =
-      static_cast<float*>(scratch) + RoundUp(int64_t{shape.group} * shape.key_dim, kLanes);
-  auto* const weights = reinterpret_cast<uint16_t*>(scores + int64_t{shape.group} * shape.block);
-  if (shape.value_in_key) {
-    ArrangeLatentPairs(shape, q, q_pairs);
-  } else {
-    ArrangeKeyPairs(shape, q, q_pairs);
-  }
-  for (int i = 0; i < blocks.num_blocks; ++i) {
-    const uint32_t* const selected =
-        blocks.selected ? blocks.selected + int64_t{i} * (shape.block / 32) : nullptr;
-    if (!AnySelected(shape, selected)) continue;
-    const uint8_t* const head = blocks.blocks[i] + blocks.head_offset;
-    Cursor cursor = MakeCursor(shape, blocks, i);
-    PairScores(shape, head, q_pairs, selected, scores, cursor);
-    PairSoftmax(shape, selected, scores, weights, state);
-    if (shape.value_in_key) {
-      PairValues<2>(shape, head, shape.key_dim, shape.key_dim, selected, weights, state.o, cursor);
-    } else {
-      PairValues<1>(shape, head + int64_t{shape.block} * shape.key_dim * 2, shape.value_dim,
-                    kPanelDims, selected, weights, state.o, cursor);
-    }
-  }
+  AttendWith<PairNumbers>(shape, q, blocks, scratch, state);
 }
 
 }  // namespace

@@ -14,11 +14,26 @@
 #include "size_math.h"
 #include "workers.h"
 
+#if defined(__x86_64__)
+#include <emmintrin.h>
+#endif
+
 namespace wscope {
 namespace {
 
 constexpr int kRuns = 3;
 constexpr uint8_t kFill = 0x3c;  // Makes a small normal number in float32 and in bfloat16.
+
+// Out of every cache, however large: what is read next comes from memory, as in a long context.
+void Evict(const uint8_t* from, int64_t bytes) {
+#if defined(__x86_64__)
+  for (int64_t i = 0; i < bytes; i += 64) _mm_clflush(from + i);
+  _mm_mfence();
+#else
+  static_cast<void>(from);
+  static_cast<void>(bytes);
+#endif
+}
 
 template <typename Run>
 int64_t MedianNs(const Run& run) {
@@ -48,6 +63,7 @@ int64_t TimeAttention(const AttentionShape& shape, int num_blocks) {
     const auto job = std::make_shared<HostJob>(shape, pool, 0, 1, row_ptr, table.data(),
                                                std::max(1, Workers::Get().num_workers()));
     std::fill_n(job->q(), job->q_size(), 0.01f);
+    Evict(pool->Block(0, 0), num_blocks * shape.block_bytes());
     const std::shared_ptr<Task> task = MakeTask(job);
     if (!Workers::Get().Submit(task)) {
       throw std::runtime_error("time_attention: there are no workers; call start_workers first");
@@ -62,13 +78,18 @@ int64_t TimeCopy(int64_t num_bytes) {
     throw std::invalid_argument("time_copy: num_bytes is " + std::to_string(num_bytes) +
                                 ", must be at least 1");
   }
-  std::vector<uint8_t> from(num_bytes, kFill);
-  std::vector<uint8_t> to(num_bytes);
+  Pool pool(1, 2, num_bytes);
+  pool.Commit(2);
+  uint8_t* const from = pool.Block(0, 0);
+  uint8_t* const to = pool.Block(0, 1);
+  std::memset(from, kFill, num_bytes);
   return MedianNs([&] {
+    Evict(from, num_bytes);
+    Evict(to, num_bytes);
     const int64_t start = NowNs();
-    std::memcpy(to.data(), from.data(), num_bytes);
+    std::memcpy(to, from, num_bytes);
     // Or the compiler may see that nobody reads the copy.
-    asm volatile("" : : "r"(to.data()) : "memory");
+    asm volatile("" : : "r"(to) : "memory");
     return NowNs() - start;
   });
 }

@@ -16,6 +16,7 @@
 #include "cuda_lane.h"
 #include "layer_attributes.h"
 #include "operands.h"
+#include "pack_handler.h"
 #include "place.h"
 #include "step_queue.h"
 #include "xla/ffi/api/ffi.h"
@@ -215,6 +216,7 @@ const Target* CpuTargets() {
       {"wscope_load", reinterpret_cast<void*>(kLoad)},
       {"wscope_store", reinterpret_cast<void*>(kStore)},
       {"wscope_host_attention", HostAttentionHandler()},
+      {"wscope_pack", PackHandler()},
       {nullptr, nullptr},
   };
   return targets;

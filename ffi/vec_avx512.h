@@ -49,35 +49,57 @@ inline Vec LoadHalves(const uint8_t* from) {
   return LowHalves(_mm512_cvtepu16_epi32(halves));
 }
 
-// x = n + r, n whole and r in [-1/2, 1/2]; far below zero x is cut where 2^x is 0.
-inline Vec Split(Vec x, Vec* n) {
-  x = _mm512_max_ps(x, Set1(-200.0f));
-  *n = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-  return _mm512_sub_ps(x, *n);
+// The fraction of x, in [0, 1]; 0 of -inf.
+inline Vec Fraction(Vec x) {
+  return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
 
-// 2^x for x <= 0, exactly 0 below -150; relative error 1e-7: the minimax polynomial of degree 6 on
-// [-1/2, 1/2] is good to 2e-9, the rest is rounding.
+// 2^x for x <= 0; relative error 1.5e-7: the minimax polynomial of degree 5 on [0, 1] is good to
+// 7.5e-8, the rest is rounding.
 inline Vec Exp2(Vec x) {
-  Vec n;
-  const Vec r = Split(x, &n);
-  Vec y = Set1(0.00015345812f);
-  y = Fma(y, r, Set1(0.00133999312f));
-  y = Fma(y, r, Set1(0.00961848896f));
-  y = Fma(y, r, Set1(0.0555032878f));
-  y = Fma(y, r, Set1(0.240226469f));
-  y = Fma(y, r, Set1(0.693147206f));
-  y = Fma(y, r, Set1(1.0f));
-  return _mm512_scalef_ps(y, n);
+  const Vec r = Fraction(x);
+  Vec y = Set1(0.00187757669f);
+  y = Fma(y, r, Set1(0.00898933969f));
+  y = Fma(y, r, Set1(0.0558263175f));
+  y = Fma(y, r, Set1(0.240153611f));
+  y = Fma(y, r, Set1(0.693153083f));
+  y = Fma(y, r, Set1(0.99999994f));
+  return _mm512_scalef_ps(y, x);  // By the whole part of x.
 }
 
 // The same to 7.5e-5 (degree 3), for weights that are rounded to bfloat16 (4e-3) anyway.
 inline Vec RoughExp2(Vec x) {
-  Vec n;
-  const Vec r = Split(x, &n);
-  Vec y = Set1(0.0551716691f);
-  y = Fma(y, r, Set1(0.242611122f));
-  y = Fma(y, r, Set1(0.693260985f));
-  y = Fma(y, r, Set1(0.999928074f));
-  return _mm512_scalef_ps(y, n);
+  const Vec r = Fraction(x);
+  Vec y = Set1(0.0780245215f);
+  y = Fma(y, r, Set1(0.226067156f));
+  y = Fma(y, r, Set1(0.695833564f));
+  y = Fma(y, r, Set1(0.999925196f));
+  return _mm512_scalef_ps(y, x);
+}
+
+// 16 rows of 16 32-bit numbers, to columns.
+inline void Transpose(__m512i* rows) {
+  __m512i a[16];
+  for (int i = 0; i < 16; i += 2) {
+    a[i] = _mm512_unpacklo_epi32(rows[i], rows[i + 1]);
+    a[i + 1] = _mm512_unpackhi_epi32(rows[i], rows[i + 1]);
+  }
+  for (int i = 0; i < 16; i += 4) {
+    rows[i] = _mm512_unpacklo_epi64(a[i], a[i + 2]);
+    rows[i + 1] = _mm512_unpackhi_epi64(a[i], a[i + 2]);
+    rows[i + 2] = _mm512_unpacklo_epi64(a[i + 1], a[i + 3]);
+    rows[i + 3] = _mm512_unpackhi_epi64(a[i + 1], a[i + 3]);
+  }
+  for (int i = 0; i < 4; ++i) {
+    a[i] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0x88);
+    a[i + 4] = _mm512_shuffle_i32x4(rows[i], rows[i + 4], 0xdd);
+    a[i + 8] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0x88);
+    a[i + 12] = _mm512_shuffle_i32x4(rows[i + 8], rows[i + 12], 0xdd);
+  }
+  for (int i = 0; i < 4; ++i) {
+    rows[i] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0x88);
+    rows[i + 8] = _mm512_shuffle_i32x4(a[i], a[i + 8], 0xdd);
+    rows[i + 4] = _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0x88);
+    rows[i + 12] = _mm512_shuffle_i32x4(a[i + 4], a[i + 12], 0xdd);
+  }
 }

@@ -11,8 +11,9 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from wscope_jax.layout import ByteOrder, Entries, pack
+from wscope_jax.layout import ByteOrder, Entries
 from wscope_jax.ops import host
+from wscope_jax.ops.packing import pack
 from wscope_jax.ops.prefill import causal_attention
 from wscope_jax.ops.streamed import streamed_attention
 from wscope_jax.ops.window import append, fill, oldest_block, window_attention

@@ -8,15 +8,15 @@ from wscope_jax import _ffi, devices
 from wscope_jax.layout import EntryLayout
 from wscope_jax.roofline import LEAST_COST_S, Roofline
 
-MEASURED_BYTES: Final = 8 << 20  # of the larger size: beyond the second-level cache, milliseconds
+MEASURED_BYTES: Final = 64 << 20  # of the larger size: milliseconds of memory's own speed
 
 
 def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -> Roofline:
     """Costs of one layer's entries on this machine, now.
 
-    A and C_CPU are the slope and the rest of two runs of different size. B is that of a copy, over the link where there
-    is a GPU; what the device's own part of attention adds to it shows in the first steps, which `Roofline.observe`
-    follows.
+    A and C_CPU are the slope and the rest of two runs of different size, over huge pages that no cache holds. B is
+    that of a copy, over the link where there is a GPU; what the device's own part of attention adds to it shows in the
+    first steps, which `Roofline.observe` follows.
 
     Args:
         layout: what an entry stores.

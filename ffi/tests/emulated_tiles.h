@@ -30,7 +30,7 @@ inline EmulatedTiles& TheTiles() {
 
 inline void Configure(int rows) {
   __builtin_memset(&TheTiles(), 0, sizeof(EmulatedTiles));
-  for (int i = 0; i < 8; ++i) TheTiles().rows[i] = i < 6 ? rows : kRows;
+  for (int i = 0; i < 8; ++i) TheTiles().rows[i] = i < 5 ? rows : kRows;
 }
 
 inline void Release() { __builtin_memset(&TheTiles(), 0, sizeof(EmulatedTiles)); }

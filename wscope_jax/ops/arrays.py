@@ -8,7 +8,8 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from wscope_jax import _ffi, cores
-from wscope_jax.layout import ByteOrder, Entries, EntryLayout, pack
+from wscope_jax.layout import ByteOrder, Entries, EntryLayout
+from wscope_jax.ops.packing import pack
 from wscope_jax.partial import Partial, merge
 
 HOST_ATTENTION: Final = "wscope_host_attention"
