@@ -38,6 +38,7 @@ DEFAULTS: Final[dict[str, Any]] = {
     "eos_token_id": 2,
 }
 TOPK_METHODS: Final = ("greedy", "group_limited_greedy")
+MAX_HEADS: Final = 4096  # each is a piece of a stored tensor
 MOST_SCALING: Final = 1e6  # of the experts' weights; 16 is the largest that was published
 
 
@@ -126,7 +127,7 @@ def read_config(fields: Fields, generation: Fields) -> DeepseekV2Config:
 
 
 def _read_attention(fields: Fields, max_positions: int) -> dict[str, Any]:
-    heads = read_width(fields, DEFAULTS, "num_attention_heads")
+    heads = fields.integer("num_attention_heads", DEFAULTS["num_attention_heads"], 1, MAX_HEADS)
     if fields.get("num_key_value_heads", heads) != heads:
         raise fields.refuse("num_key_value_heads", f"null, or num_attention_heads, {heads}")
     has_latent = fields.values.get("q_lora_rank", DEFAULTS["q_lora_rank"]) is not None

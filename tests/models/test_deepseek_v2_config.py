@@ -133,7 +133,7 @@ def test_groups_that_are_refused(tmp_path, changes, what):
 
 REFUSED = {
     "hidden_size": [0, "x"],
-    "num_attention_heads": [0, -4, "4"],
+    "num_attention_heads": [0, -4, "4", 4097],
     "num_key_value_heads": [1, 2, 8, "4"],
     "q_lora_rank": [0, -1, 1.5, "none", 1 << 30],
     "kv_lora_rank": [0, -1, "512", 1 << 30],
