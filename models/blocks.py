@@ -12,9 +12,9 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Bool, Float, Int32
 
-from wscope_jax.experts import expert_ffn, router
+from wscope_jax.experts import Routing, expert_ffn, router
 from wscope_jax.layout import Entries, EntryLayout, Stream
-from wscope_jax.models.config import GqaConfig
+from wscope_jax.models.config import GqaConfig, ModelConfig, MoeConfig
 from wscope_jax.models.rope import rotate
 from wscope_jax.schedules import Projection
 
@@ -79,7 +79,39 @@ class Linear(nnx.Module):
 
 
 class Attention(nnx.Module):
-    """What surrounds grouped-query attention: projections, norms, rotation. The attention itself is the cache's.
+    """What surrounds a layer's attention: projections, norms, rotation. The attention itself is the cache's.
+
+    Attributes:
+        layout: what a token stores (static).
+        scale: softmax scale (static).
+    """
+
+    layout: EntryLayout
+    scale: float
+
+    def query(self, x: Float[Array, "N M"], pos: Int32[Array, " N"]) -> Float[Array, "N H K"]:
+        """Rotated queries for the entries, not scaled."""
+        raise NotImplementedError
+
+    def entries(self, x: Float[Array, "N M"], pos: Int32[Array, " N"]) -> Entries:
+        """New entries, in the layout."""
+        raise NotImplementedError
+
+    def output(self, o: Float[Array, "N H V"]) -> Float[Array, "N M"]:
+        """The output projection of all heads together."""
+        raise NotImplementedError
+
+    def project_prompt(self, x: Float[Array, "T M"], pos: Int32[Array, " T"]) -> Projection:
+        """Queries and entries of a whole prompt."""
+        return Projection(self.query(x, pos), (self.entries(x, pos),))
+
+    def prompt_output(self, o: Float[Array, "T H V"]) -> Float[Array, "T M"]:
+        """The output projection of what was attended with the queries of `project_prompt`."""
+        return self.output(o)
+
+
+class GroupedAttention(Attention):
+    """What surrounds grouped-query attention.
 
     Attributes:
         q_norm: norm of each query head before the rotation, or None; `k_norm` likewise.
@@ -98,9 +130,11 @@ class Attention(nnx.Module):
         self.q_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if has_head_norms else None
         self.k_norm = RMSNorm(dim, config.rms_norm_eps, dtype) if has_head_norms else None
         self.rope = config.rope
+        self.scale = dim**-0.5
+        self.layout = EntryLayout(num_kv_heads=config.num_kv_heads, key_dim=dim, value_dim=dim)
 
     def query(self, x: Float[Array, "N M"], pos: Int32[Array, " N"]) -> Float[Array, "N H K"]:
-        """Rotated queries, not scaled."""
+        """See `Attention.query`."""
         q_NHK = self._heads(self.q_proj(x))
         return rotate(q_NHK if self.q_norm is None else self.q_norm(q_NHK), pos, self.rope)
 
@@ -111,7 +145,7 @@ class Attention(nnx.Module):
         return Entries(rotate(k_NGK, pos, self.rope), self._heads(self.v_proj(x)))
 
     def output(self, o: Float[Array, "N H V"]) -> Float[Array, "N M"]:
-        """The output projection of all heads together."""
+        """See `Attention.output`."""
         return self.o_proj(o.reshape(o.shape[0], -1))
 
     def _heads(self, x: Float[Array, "N I"]) -> Float[Array, "N H K"]:
@@ -134,35 +168,41 @@ class DenseFfn(nnx.Module):
 
 
 class SparseFfn(nnx.Module):
-    """SwiGLU experts of which each token enters a few.
+    """SwiGLU experts of which each token enters a few, and perhaps a part that all tokens enter.
 
     Attributes:
         router: [E, M].
         gate: [E, F, M]; `up` likewise.
         down: [E, M, F].
-        top_k: experts that a token enters.
-        normalise: their weights are scaled to sum to one.
+        shared: what all tokens enter, or None.
+        routing: how the experts of a token are chosen and weighted (static).
     """
 
-    def __init__(self, config: GqaConfig, dtype: DType, *, normalise: bool) -> None:
+    def __init__(
+        self, config: MoeConfig, dtype: DType, routing: Routing, shared: DenseFfn | None = None
+    ) -> None:
         num, size, width = config.num_experts, config.expert_size, config.hidden_size
         self.router = nnx.Param(jnp.zeros((num, width), dtype))
         self.gate = nnx.Param(jnp.zeros((num, size, width), dtype))
         self.up = nnx.Param(jnp.zeros((num, size, width), dtype))
         self.down = nnx.Param(jnp.zeros((num, width, size), dtype))
-        self.top_k = config.num_experts_per_tok
-        self.normalise = normalise
+        self.shared = shared
+        self.routing = routing
 
     def __call__(
         self, x: Float[Array, "N M"], valid: Bool[Array, " N"] | None
     ) -> Float[Array, "N M"]:
-        """The weighted experts of each token; those that are not `valid` enter none."""
+        """The weighted experts of each token, none of those that are not `valid`, and the shared part."""
         with jax.named_scope("router"):
-            ids_NX, weights_NX = router(x, self.router[...], self.top_k, self.normalise)
+            ids_NX, weights_NX = router(x, self.router[...], self.routing)
         with jax.named_scope("experts"):
-            return expert_ffn(
+            y_NM = expert_ffn(
                 x, ids_NX, weights_NX, self.gate[...], self.up[...], self.down[...], valid
             )
+        if self.shared is None:
+            return y_NM
+        with jax.named_scope("shared_experts"):
+            return y_NM + self.shared(x, valid)
 
 
 class Layer(nnx.Module):
@@ -175,17 +215,15 @@ class Layer(nnx.Module):
     """
 
     def __init__(
-        self, config: GqaConfig, dtype: DType, attention: Attention, ffn: DenseFfn | SparseFfn
+        self, config: ModelConfig, dtype: DType, attention: Attention, ffn: DenseFfn | SparseFfn
     ) -> None:
         self.attention = attention
         self.ffn = ffn
         self.attention_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.ffn_norm = RMSNorm(config.hidden_size, config.rms_norm_eps, dtype)
         self.kind = "sparse" if isinstance(ffn, SparseFfn) else "dense"
-        self.scale = config.head_dim**-0.5
-        dim = config.head_dim
-        layout = EntryLayout(num_kv_heads=config.num_kv_heads, key_dim=dim, value_dim=dim)
-        self.streams = (Stream(layout),)
+        self.scale = attention.scale
+        self.streams = (Stream(attention.layout),)
 
     def project(
         self, x: Float[Array, "N M"], pos: Int32[Array, " N"], carry: Any = None
@@ -208,5 +246,27 @@ class Layer(nnx.Module):
     ) -> Float[Array, "N M"]:
         """The layer's output from its input and its attention's output; see `SparseFfn` for `valid`."""
         with jax.named_scope("finish"):
-            x = x + self.attention.output(o)
-            return x + self.ffn(self.ffn_norm(x), valid)
+            return self._feed_forward(x + self.attention.output(o), valid)
+
+    def project_prompt(
+        self, x: Float[Array, "T M"], pos: Int32[Array, " T"], carry: Any = None
+    ) -> Projection:
+        """`project` for a whole prompt, which may attend to other keys and values than it stores."""
+        with jax.named_scope("project"):
+            projection = self.attention.project_prompt(self.attention_norm(x), pos)
+            return projection._replace(carry=carry)
+
+    def finish_prompt(
+        self,
+        x: Float[Array, "T M"],
+        o: Float[Array, "T H V"],
+        valid: Bool[Array, " T"] | None = None,
+    ) -> Float[Array, "T M"]:
+        """`finish` behind `project_prompt`."""
+        with jax.named_scope("finish"):
+            return self._feed_forward(x + self.attention.prompt_output(o), valid)
+
+    def _feed_forward(
+        self, x: Float[Array, "N M"], valid: Bool[Array, " N"] | None
+    ) -> Float[Array, "N M"]:
+        return x + self.ffn(self.ffn_norm(x), valid)

@@ -44,26 +44,35 @@ class ModelConfig:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class GqaConfig(ModelConfig):
-    """A decoder with grouped-query attention and routed experts.
+class MoeConfig(ModelConfig):
+    """A decoder with routed experts.
 
     Attributes:
         num_q_heads: H.
-        num_kv_heads: G, a divisor of H.
-        head_dim: K, the width of a key and of a value.
-        rope: rotation of queries and keys.
+        rope: rotation of queries and keys, or of a part of them.
         num_experts: E, routed experts of a sparse layer.
         num_experts_per_tok: X, experts that a token enters.
         expert_size: F, width of an expert.
     """
 
     num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
     rope: Rope
     num_experts: int
     num_experts_per_tok: int
     expert_size: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GqaConfig(MoeConfig):
+    """A decoder with grouped-query attention and routed experts.
+
+    Attributes:
+        num_kv_heads: G, a divisor of H.
+        head_dim: K, the width of a key and of a value.
+    """
+
+    num_kv_heads: int
+    head_dim: int
 
 
 def read_model(fields: Fields, generation: Fields, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from flax import nnx
 
 from wscope_jax.checkpoint import Checkpoint, Place, Stored, locate, open_directory, read_json, show
 from wscope_jax.errors import CheckpointError, UsageError
-from wscope_jax.models import mixtral, qwen3_moe
+from wscope_jax.models import deepseek_v2, mixtral, qwen3_moe
 from wscope_jax.models.config import ModelConfig
 from wscope_jax.models.decoder import Decoder
 from wscope_jax.models.fields import Fields
@@ -54,6 +54,12 @@ BY_TYPE: Final[Mapping[str, Family]] = {
     ),
     "qwen3_moe": Family(
         "Qwen3MoeForCausalLM", qwen3_moe.read_config, qwen3_moe.Qwen3Moe, qwen3_moe.weight_table
+    ),
+    "deepseek_v2": Family(
+        "DeepseekV2ForCausalLM",
+        deepseek_v2.read_config,
+        deepseek_v2.DeepseekV2,
+        deepseek_v2.weight_table,
     ),
 }
 

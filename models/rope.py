@@ -1,4 +1,4 @@
-"""Rotary position embedding over the halves of a head: pairs (i, i + K/2) turn with the position.
+"""Rotary position embedding: pairs of a head's numbers turn with the position.
 
 The frequencies are computed once, in float64, when a program is traced; the angles are float32.
 """
@@ -32,6 +32,7 @@ class Rope:
         beta: (fast, slow), turns within the original positions between which yarn blends.
         truncate: yarn rounds the two ends of its blend to whole pairs.
         freq_factors: (low, high), turns between which llama3 blends.
+        is_adjacent: the pairs are (2i, 2i + 1), not (i, i + K/2).
     """
 
     dim: int
@@ -43,6 +44,7 @@ class Rope:
     beta: tuple[float, float] = (32.0, 1.0)
     truncate: bool = True
     freq_factors: tuple[float, float] = (1.0, 4.0)
+    is_adjacent: bool = False
 
     def frequencies(self) -> FloatArray:
         """Angle per position of each pair, [K/2]."""
@@ -80,14 +82,36 @@ class Rope:
 
 
 def rotate(x: Float[Array, "N H K"], pos: Int32[Array, " N"], rope: Rope) -> Float[Array, "N H K"]:
-    """Turns the halves of each head by the angles of its token's position; in the dtype of `x`."""
+    """Turns the pairs of each head by the angles of its token's position; in the dtype of `x`."""
     freq_k = jnp.asarray(rope.frequencies(), jnp.float32)
     angle_Nk = pos.astype(jnp.float32)[:, None] * freq_k[None, :]
     cos_N1k = rope.amplitude * jnp.cos(angle_Nk)[:, None, :]
     sin_N1k = rope.amplitude * jnp.sin(angle_Nk)[:, None, :]
-    a_NHk, b_NHk = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    x32 = x.astype(jnp.float32)
+    halves = (x32[..., 0::2], x32[..., 1::2]) if rope.is_adjacent else jnp.split(x32, 2, axis=-1)
+    a_NHk, b_NHk = halves
     turned = (a_NHk * cos_N1k - b_NHk * sin_N1k, b_NHk * cos_N1k + a_NHk * sin_N1k)
+    if rope.is_adjacent:
+        return jnp.stack(turned, axis=-1).reshape(x.shape).astype(x.dtype)
     return jnp.concatenate(turned, axis=-1).astype(x.dtype)
+
+
+def scaling_fields(fields: Fields) -> Fields:
+    """The object of config.json that describes the rotation, under either of its names; maybe empty.
+
+    Raises:
+        CheckpointError: It is no object.
+    """
+    found = fields.child("rope_scaling") or fields.child("rope_parameters")
+    return found or Fields({}, fields.path)
+
+
+def growth(factor: float, weight: float = 1.0) -> float:
+    """By how much the scores of a text stretched by `factor` are to grow.
+
+    Source: YaRN (arXiv 2309.00071), equation 22; the weight is DeepSeek's `mscale`.
+    """
+    return 1.0 if factor <= 1.0 else 0.1 * weight * math.log(factor) + 1.0
 
 
 def read_rope(fields: Fields, dim: int, max_positions: int, default_theta: float) -> Rope:
@@ -103,8 +127,7 @@ def read_rope(fields: Fields, dim: int, max_positions: int, default_theta: float
         CheckpointError: A value is out of its range, or the rope_type is one that is not supported: those that change
             the rotation with the length of the text (dynamic, longrope) do not fit a cache of rotated keys.
     """
-    scaling = fields.child("rope_scaling") or fields.child("rope_parameters")
-    scaling = scaling or Fields({}, fields.path)
+    scaling = scaling_fields(fields)
     for source in (scaling, fields):
         if source.number("partial_rotary_factor", 1.0, 0.0, 1.0) != 1.0:
             raise source.refuse("partial_rotary_factor", "1.0")
@@ -135,13 +158,12 @@ def _read_llama3(scaling: Fields, rope: Rope) -> Rope:
 
 
 def _read_yarn(scaling: Fields, rope: Rope) -> Rope:
-    def growth(weight: float) -> float:
-        return 1.0 if rope.factor <= 1.0 else 0.1 * weight * math.log(rope.factor) + 1.0
-
     mscale = scaling.number("mscale", 0.0, 0.0, 1e3)
     mscale_all_dim = scaling.number("mscale_all_dim", 0.0, 0.0, 1e3)
     both = mscale and mscale_all_dim
-    implied = growth(mscale) / growth(mscale_all_dim) if both else growth(1.0)
+    implied = growth(rope.factor)
+    if both:
+        implied = growth(rope.factor, mscale) / growth(rope.factor, mscale_all_dim)
     return dataclasses.replace(
         rope,
         amplitude=scaling.number("attention_factor", implied, 0.0, 1e3),

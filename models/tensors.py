@@ -64,6 +64,11 @@ def attention_table(layer: int, parameters: Sequence[str]) -> dict[Key, Sequence
     return table
 
 
+def ffn_table(key: Key, block: str, names: Sequence[str]) -> dict[Key, Sequence[Way]]:
+    """A dense feed-forward part at `key`, whose published name is `block`, by the names of its matrices."""
+    return {(*key, name, "weight"): [whole(f"{block}.{name}.weight")] for name in names}
+
+
 def experts_table(
     layer: int, num_experts: int, block: str, names: tuple[str, str, str]
 ) -> dict[Key, Sequence[Way]]:

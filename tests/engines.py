@@ -12,6 +12,7 @@ ROOT = Path(__file__).parent
 CHECKPOINTS = {
     "qwen3_moe": ROOT.parent / "wscope_jax" / "assets" / "tiny_qwen3_moe",
     "mixtral": ROOT / "golden" / "mixtral",
+    "deepseek_v2": ROOT / "golden" / "deepseek_v2",
 }
 FAMILIES = tuple(CHECKPOINTS)
 

@@ -125,7 +125,7 @@ def test_router_takes_the_most_probable_experts(normalise):
     if normalise:
         expected = expected / expected.sum(-1, keepdims=True)
     x32, gate32 = jnp.asarray(x, jnp.float32), jnp.asarray(gate, jnp.float32)
-    ids, weights = experts.router(x32, gate32, 3, normalise)
+    ids, weights = experts.router(x32, gate32, experts.Routing(top_k=3, normalise=normalise))
     np.testing.assert_array_equal(ids, expected_ids)
     np.testing.assert_allclose(weights, expected, rtol=1e-4)
     assert weights.dtype == jnp.float32

@@ -1,4 +1,4 @@
-"""Golden logits and tokens of both families, for every share, window and policy."""
+"""Golden logits and tokens of every family, for every share, window and policy."""
 
 import numpy as np
 import pytest

@@ -26,6 +26,8 @@ FEW_TOKENS = {"expert_up": "m,xfm->xf", "expert_down": "xf,xmf->xm", "expert_sum
 DENSE = {"expert_up": "nm,efm->nef", "expert_down": "nef,emf->nm"}
 TILED = {"expert_up": "tm,fm->tf", "expert_down": "tf,mf->tm"}
 PROMPT_ATTENTION = {"scores": "ghck,gsk->ghcs", "values": "ghcs,gsv->ghcv"}
+# In decode W_uk stands before latent attention and W_uv behind it; a prompt makes them part of its keys and values.
+LATENT = {"key_up": "hnp,hpr->hnr", "value_up": "hnr,hvr->hnv"}
 JOIN = {"join": "cbh,chv->bhv"}
 ATTENTION = {"scores": "bghk,bgsk->bghs", "values": "bghs,bgsv->bghv", **JOIN}
 
@@ -91,18 +93,21 @@ def test_every_product_of_a_decode_step_is_exact(
         ids, rows = jnp.zeros(batch, jnp.int32), row_operands([Sampling()] * batch)
         args = (split.leaves, ids, cache.views, rows)
         # The products of the GPU's own kernels are not XLA's: tests/ops/test_pallas.py looks at them.
-        _check(step, args, platform, LINEAR, ATTENTION if platform == "cpu" else JOIN, experts)
+        attention = ATTENTION if platform == "cpu" else JOIN
+        latent = LATENT if family == "deepseek_v2" else {}
+        _check(step, args, platform, LINEAR, attention, latent, experts)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_product_of_a_prefill_is_exact(family: str, dtype: str, platform: str) -> None:
     model = _model(family, dtype)
-    layer, whole = programs.Split.of(model.layers[0]), programs.Split.of(model)
+    last = model.num_layers - 1  # has experts in every family
+    layer, whole = programs.Split.of(model.layers[last]), programs.Split.of(model)
     num_tokens = 32 * (DENSE_TOKENS // 32 + 1)
     x = jnp.zeros((num_tokens, model.config.hidden_size), jnp.dtype(dtype))
     with _cache(model, dtype, 2) as cache:
-        args = (layer.leaves, x, cache.views[0], jnp.int32(0), jnp.int32(60))
+        args = (layer.leaves, x, cache.views[last], jnp.int32(0), jnp.int32(60))
         fn = functools.partial(programs._prefill_layer, layer=layer)
         _check(fn, args, platform, LINEAR, PROMPT_ATTENTION, TILED)
     logits = functools.partial(programs._logits, model=whole)

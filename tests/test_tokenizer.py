@@ -138,6 +138,35 @@ class TestTokenizer:
         assert 0 not in Tokenizer(byte_level()).encode("a")
         assert Tokenizer(byte_level()).encode("") == []
 
+    @pytest.mark.parametrize("named", ["<bos>", {"content": "<bos>", "lstrip": False}])
+    def test_begin_token_that_the_file_beside_it_asks_for(self, checkpoint, named):
+        """As in DeepSeek's checkpoints: tokenizer.json leaves it to whoever reads it."""
+        config = {"add_bos_token": True, "add_eos_token": False, "bos_token": named}
+        (checkpoint / "tokenizer_config.json").write_text(json.dumps(config))
+        tokenizer, plain = Tokenizer.from_dir(checkpoint), Tokenizer(byte_level())
+        assert tokenizer.encode("a cache") == [0, *plain.encode("a cache")]
+        assert tokenizer.encode("") == [0]
+        assert tokenizer.encode("<bos>a") == [0, *plain.encode("a")]
+        assert tokenizer.encode("a", is_whole=True) == plain.encode("a")
+        for absent in ({"add_bos_token": False}, {"add_bos_token": None}, {"bos_token": None}):
+            (checkpoint / "tokenizer_config.json").write_text(json.dumps(config | absent))
+            assert Tokenizer.from_dir(checkpoint).encode("a") == plain.encode("a")
+
+    @pytest.mark.parametrize("named", ["<no>", {"content": None}, ["<bos>"], 0])
+    def test_a_begin_token_that_is_not_there(self, checkpoint, named):
+        text = json.dumps({"add_bos_token": True, "bos_token": named})
+        (checkpoint / "tokenizer_config.json").write_text(text)
+        with pytest.raises(CheckpointError, match=r"add_bos_token is true, but bos_token is"):
+            Tokenizer.from_dir(checkpoint)
+
+    def test_a_begin_token_that_is_there_already(self, tmp_path):
+        byte_fallback().save(str(tmp_path / "tokenizer.json"))
+        config = {"add_bos_token": True, "bos_token": "<s>"}
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+        ids = Tokenizer.from_dir(tmp_path).encode("the")
+        assert ids == Tokenizer(byte_fallback()).encode("the")
+        assert ids.count(1) == 1
+
     def test_never_truncates_or_pads(self):
         inner = byte_level()
         inner.enable_truncation(4)

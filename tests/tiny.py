@@ -44,6 +44,29 @@ FAMILIES = {
         "rms_norm_eps": 1e-5,
         "sliding_window": None,
     },
+    "deepseek_v2": {
+        "architectures": ["DeepseekV2ForCausalLM"],
+        "num_key_value_heads": 4,
+        "head_dim": 8,  # as transformers writes it: qk_rope_head_dim
+        "q_lora_rank": None,
+        "kv_lora_rank": 16,
+        "qk_nope_head_dim": 12,
+        "qk_rope_head_dim": 8,
+        "v_head_dim": 10,
+        "intermediate_size": 48,
+        "moe_intermediate_size": 24,
+        "n_routed_experts": 8,
+        "n_shared_experts": 2,
+        "num_hidden_layers": 3,
+        "first_k_dense_replace": 1,
+        "topk_method": "greedy",
+        "n_group": 1,
+        "topk_group": 1,
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "rms_norm_eps": 1e-6,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+    },
 }
 DTYPES = {"bfloat16": ml_dtypes.bfloat16, "float32": np.float32, "float16": np.float16}
 
@@ -56,7 +79,56 @@ def make_config(family, **changes):
 
 def tensor_shapes(config):
     """Published name -> shape of every tensor of the model."""
-    c = config
+    return latent_shapes(config) if config["model_type"] == "deepseek_v2" else gqa_shapes(config)
+
+
+def latent_shapes(c):
+    """The same for DeepSeek-V2."""
+    width, heads, rank = c["hidden_size"], c["num_attention_heads"], c["kv_lora_rank"]
+    plain, rotated, value = c["qk_nope_head_dim"], c["qk_rope_head_dim"], c["v_head_dim"]
+    shapes = {"model.embed_tokens.weight": (c["vocab_size"], width), "model.norm.weight": (width,)}
+    if not c.get("tie_word_embeddings"):
+        shapes["lm_head.weight"] = (c["vocab_size"], width)
+
+    def add_ffn(prefix, size):
+        for name in ("gate_proj", "up_proj"):
+            shapes[f"{prefix}.{name}.weight"] = (size, width)
+        shapes[f"{prefix}.down_proj.weight"] = (width, size)
+
+    for i in range(c["num_hidden_layers"]):
+        p = f"model.layers.{i}."
+        attention = {
+            "kv_a_proj_with_mqa.weight": (rank + rotated, width),
+            "kv_a_layernorm.weight": (rank,),
+            "kv_b_proj.weight": (heads * (plain + value), rank),
+            "o_proj.weight": (width, heads * value),
+        }
+        q_rank, q_width = c["q_lora_rank"], heads * (plain + rotated)
+        if q_rank is None:
+            attention["q_proj.weight"] = (q_width, width)
+        else:
+            attention["q_a_proj.weight"] = (q_rank, width)
+            attention["q_a_layernorm.weight"] = (q_rank,)
+            attention["q_b_proj.weight"] = (q_width, q_rank)
+        if c.get("attention_bias"):
+            for name in {"kv_a_proj_with_mqa", "o_proj", "q_a_proj"} & {n[:-7] for n in attention}:
+                attention[f"{name}.bias"] = attention[f"{name}.weight"][:1]
+        shapes |= {f"{p}self_attn.{name}": shape for name, shape in attention.items()}
+        shapes[p + "input_layernorm.weight"] = (width,)
+        shapes[p + "post_attention_layernorm.weight"] = (width,)
+        if i < c["first_k_dense_replace"]:
+            add_ffn(p + "mlp", c["intermediate_size"])
+            continue
+        shapes[p + "mlp.gate.weight"] = (c["n_routed_experts"], width)
+        for e in range(c["n_routed_experts"]):
+            add_ffn(f"{p}mlp.experts.{e}", c["moe_intermediate_size"])
+        if c["n_shared_experts"]:
+            add_ffn(p + "mlp.shared_experts", c["n_shared_experts"] * c["moe_intermediate_size"])
+    return shapes
+
+
+def gqa_shapes(c):
+    """The same for the families with grouped-query attention."""
     width, heads = c["hidden_size"], c["num_attention_heads"]
     kv_heads = c.get("num_key_value_heads") or heads
     dim = c.get("head_dim") or width // heads

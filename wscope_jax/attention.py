@@ -137,6 +137,7 @@ def attend_prompt(
     row: Int32[Array, ""],
     length: Int32[Array, ""],
     scale: float,
+    attended: Entries | None = None,
 ) -> tuple[Float[Array, "T H V"], View]:
     """Causal attention over a prompt, and the write of its entries to their final home.
 
@@ -149,14 +150,17 @@ def attend_prompt(
         row: row of the batch that the sequence lives in.
         length: tokens that count.
         scale: static softmax scale.
+        attended: keys and values of all T tokens, of any dims and number of heads, where the queries are not made for
+            the entries; they are used here and stored nowhere.
 
     Returns:
-        o [T, H, V] in the dtype of q, and the view.
+        o [T, H, V] in the dtype of q, and the view; V is that of `attended`, if given.
     """
     layout, spec = view.layouts[0], view.spec
-    value = entries.key[..., : layout.value_dim] if entries.value is None else entries.value
+    key, value = entries if attended is None else attended
+    value = key[..., : layout.value_dim] if value is None else value
     with jax.named_scope("prefill"):
-        o = causal_attention(q, entries.key, value, scale=scale).astype(q.dtype)
+        o = causal_attention(q, key, value, scale=scale).astype(q.dtype)
     stored = jax.tree.map(lambda x: x.astype(spec.storage), entries)
     with jax.named_scope("store"):
         view = store_blocks(stored, view)

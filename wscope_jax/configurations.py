@@ -1,6 +1,6 @@
 """What a plan needs to know of a model, by its checkpoint's config and headers or by a configuration in the package.
 
-The layouts of the two DeepSeek families stand here until the families have models.
+The layouts of DeepSeek-V4 stand here until that family has a model.
 """
 
 import importlib.resources
@@ -138,23 +138,15 @@ def _describe(
     )
 
 
-def _latent(width: int, value: int, tokens_per_entry: int = 1) -> EntryLayout:
-    """One head whose value is the first part of its key."""
+def _shared(width: int, tokens_per_entry: int = 1) -> EntryLayout:
+    """One head whose value is its key."""
     return EntryLayout(
         num_kv_heads=1,
         key_dim=width,
-        value_dim=value,
+        value_dim=width,
         value_in_key=True,
         tokens_per_entry=tokens_per_entry,
     )
-
-
-def _read_deepseek_v2(fields: Fields) -> Streams:
-    """Per layer the latent and the rotated key part, which all heads share."""
-    latent = fields.integer("kv_lora_rank", None, 1, MAX_WIDTH)
-    rotated = fields.integer("qk_rope_head_dim", None, 1, MAX_WIDTH)
-    layers = fields.integer("num_hidden_layers", None, 1, MAX_LAYERS)
-    return ((Stream(_latent(latent + rotated, latent)),),) * layers
 
 
 def _read_deepseek_v4(fields: Fields) -> Streams:
@@ -173,20 +165,19 @@ def _read_deepseek_v4(fields: Fields) -> Streams:
         or any(ratio not in (0, 4, 128) for ratio in ratios)
     ):
         raise fields.refuse("compress_ratios", "0, 4 or 128 for each layer")
-    ring = PlannedStream(_latent(width, width), kind=f"sliding({newest})")
+    ring = PlannedStream(_shared(width), kind=f"sliding({newest})")
 
     def layer(ratio: int) -> tuple[Stream, ...]:
         if ratio == 0:
             return (ring,)
-        entries: tuple[Stream, ...] = (ring, Stream(_latent(width, width, ratio)))
+        entries: tuple[Stream, ...] = (ring, Stream(_shared(width, ratio)))
         if ratio == 4:
-            entries += (PlannedStream(_latent(index, index, ratio), kind="resident"),)
+            entries += (PlannedStream(_shared(index, ratio), kind="resident"),)
         return entries
 
     return tuple(map(layer, ratios[:num_layers]))
 
 
 _OTHERS: Final[Mapping[Any, Callable[[Fields], Streams]]] = {
-    "deepseek_v2": _read_deepseek_v2,
     "deepseek_v4": _read_deepseek_v4,
 }

@@ -5,6 +5,7 @@ fastest for any number of tokens. On a GPU a few tokens gather their experts' we
 through all experts, masked. Weights lie as checkpoints have them, one row per output. Sums are accumulated in float32.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Final
@@ -21,6 +22,25 @@ GATHER_TOKENS: Final = 3
 DENSE_TOKENS: Final = 256
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Routing:
+    """How the experts of a token are chosen and weighted; hashable and static.
+
+    Attributes:
+        top_k: X, experts that a token enters.
+        normalise: scale the weights of a token to sum to one; otherwise they are the probabilities.
+        scale: multiplies the weights.
+        num_groups: groups of equally many consecutive experts; a divisor of E.
+        top_groups: groups that the experts of a token may be of: those with the likeliest single experts.
+    """
+
+    top_k: int
+    normalise: bool = False
+    scale: float = 1.0
+    num_groups: int = 1
+    top_groups: int = 1
+
+
 def _dot(subscripts: str, *operands: jax.Array) -> jax.Array:
     return jnp.einsum(
         subscripts,
@@ -31,21 +51,33 @@ def _dot(subscripts: str, *operands: jax.Array) -> jax.Array:
 
 
 def router(
-    x: Float[Array, "N M"], gate: Float[Array, "E M"], top_k: int, normalise: bool
+    x: Float[Array, "N M"], gate: Float[Array, "E M"], routing: Routing
 ) -> tuple[Int32[Array, "N X"], Float[Array, "N X"]]:
     """The experts that each token enters, best first, and their float32 weights.
 
     Args:
         x: tokens.
         gate: one row per expert.
-        top_k: X.
-        normalise: scale the weights of a token to sum to one; otherwise they are the probabilities.
+        routing: how they are chosen and weighted.
+
+    Source: DeepSeek-V2 (arXiv 2405.04434), section 2.2.2, for the limit to groups.
     """
     probs_NE = jax.nn.softmax(_dot("nm,em->ne", x, gate), axis=-1)
-    weights_NX, ids_NX = jax.lax.top_k(probs_NE, top_k)
-    if normalise:
+    if routing.top_groups < routing.num_groups:
+        probs_NE = _limit_to_groups(probs_NE, routing)
+    weights_NX, ids_NX = jax.lax.top_k(probs_NE, routing.top_k)
+    if routing.normalise:
         weights_NX = weights_NX / jnp.sum(weights_NX, axis=-1, keepdims=True)
-    return ids_NX, weights_NX
+    return ids_NX, weights_NX * jnp.float32(routing.scale)
+
+
+def _limit_to_groups(probs: Float[Array, "N E"], routing: Routing) -> Float[Array, "N E"]:
+    """The probabilities, below zero in all but the groups with the likeliest experts."""
+    num_tokens, num_experts = probs.shape
+    probs_NGE = probs.reshape(num_tokens, routing.num_groups, -1)
+    _, groups_Ng = jax.lax.top_k(probs_NGE.max(-1), routing.top_groups)
+    is_kept_NG = (groups_Ng[:, :, None] == jnp.arange(routing.num_groups)[None, None, :]).any(1)
+    return jnp.where(is_kept_NG[:, :, None], probs_NGE, -1.0).reshape(num_tokens, num_experts)
 
 
 def expert_ffn(

@@ -218,9 +218,17 @@ def _prefill_layer(
     module = layer.join(leaves)
     view = view.begin()
     positions = jnp.arange(x.shape[0], dtype=jnp.int32)
-    new = module.project(x, positions, None)
-    o, view = attend_prompt(new.q, new.entries[0], view, row=row, length=length, scale=module.scale)
-    return view, module.finish(x, o, positions < length)
+    new = module.project_prompt(x, positions, None)
+    o, view = attend_prompt(
+        new.q,
+        new.entries[0],
+        view,
+        row=row,
+        length=length,
+        scale=module.scale,
+        attended=new.attended,
+    )
+    return view, module.finish_prompt(x, o, positions < length)
 
 
 def _embed(leaves: Leaves, ids: jax.Array, *, model: Split) -> jax.Array:

@@ -1,5 +1,8 @@
 """Between text and token ids: a checkpoint's tokenizer.json, and decoding while tokens arrive.
 
+Of tokenizer_config.json one key counts: `add_bos_token`, by which DeepSeek's checkpoints ask for a begin token that
+their tokenizer.json does not put there.
+
 The tokenizers library is imported only when a tokenizer is read.
 """
 
@@ -8,13 +11,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wscope_jax.checkpoint import locate, open_directory, read_bytes
+from wscope_jax.checkpoint import locate, open_directory, read_bytes, read_json, show
 from wscope_jax.errors import CheckpointError, UsageError
 
 if TYPE_CHECKING:
     import tokenizers
 
 FILE_NAME: Final = "tokenizer.json"
+CONFIG_FILE: Final = "tokenizer_config.json"
 MOST_BYTES: Final = 256 * 2**20  # a hundred thousand tokens take ten MiB
 REPLACEMENT: Final = "\ufffd"  # what an incomplete character decodes to
 
@@ -22,18 +26,26 @@ REPLACEMENT: Final = "\ufffd"  # what an incomplete character decodes to
 class Tokenizer:
     """The tokenizer of a checkpoint; it neither truncates nor pads."""
 
-    def __init__(self, inner: "tokenizers.Tokenizer") -> None:
-        """Takes over a tokenizer of the library; switches its truncation and padding off."""
+    def __init__(self, inner: "tokenizers.Tokenizer", begin_id: int | None = None) -> None:
+        """Takes over a tokenizer of the library; switches its truncation and padding off.
+
+        Args:
+            inner: the tokenizer.
+            begin_id: put before every text that does not begin with it.
+        """
         inner.no_truncation()
         inner.no_padding()
         self._inner = inner
+        self._begin_id = begin_id
         self._byte_ids = _find_byte_ids(inner)
         added = inner.get_added_tokens_decoder()
         self._silent_ids = frozenset(token_id for token_id, token in added.items() if token.special)
 
     @classmethod
     def from_dir(cls, directory: str | Path, vocab_size: int | None = None) -> "Tokenizer | None":
-        """Reads tokenizer.json of a checkpoint directory; None if there is none.
+        """Reads tokenizer.json of a checkpoint directory, and whether a begin token is asked for beside it.
+
+        Without a tokenizer.json there is no tokenizer: None.
 
         Args:
             directory: the checkpoint.
@@ -41,12 +53,15 @@ class Tokenizer:
 
         Raises:
             CheckpointError: If there is no such directory, the file is refused (see
-                `checkpoint.locate`) or cannot be read as a tokenizer, or has ids that the model has not.
+                `checkpoint.locate`) or cannot be read as a tokenizer, or has ids that the model has not, or not
+                the begin token that is asked for.
         """
-        path = locate(open_directory(directory), FILE_NAME)
+        root = open_directory(directory)
+        path = locate(root, FILE_NAME)
         if path is None:
             return None
-        tokenizer = cls(_read(path))
+        inner = _read(path)
+        tokenizer = cls(inner, _find_begin_id(root, inner))
         if vocab_size is not None and tokenizer.num_ids > vocab_size:
             raise CheckpointError(
                 f"{path}: its ids reach {tokenizer.num_ids - 1}, but the model has {vocab_size} "
@@ -60,7 +75,7 @@ class Tokenizer:
         return max(self._inner.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
     def encode(self, text: str, *, is_whole: bool = False) -> list[int]:
-        """Token ids of a text; a begin token only if tokenizer.json itself puts one there.
+        """Token ids of a text; with a begin token only if the checkpoint asks for one.
 
         Args:
             text: the text.
@@ -76,7 +91,10 @@ class Tokenizer:
                 f"prompt: character {error.start} is {text[error.start]!r}, half of a surrogate "
                 "pair; give valid Unicode text"
             ) from None
-        return list(self._inner.encode(text, add_special_tokens=not is_whole).ids)
+        ids = list(self._inner.encode(text, add_special_tokens=not is_whole).ids)
+        if self._begin_id is not None and not is_whole and ids[:1] != [self._begin_id]:
+            ids.insert(0, self._begin_id)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids. Special tokens and ids without a token give nothing."""
@@ -164,6 +182,23 @@ def _read(path: Path) -> "tokenizers.Tokenizer":
             f"{path}: cannot be read as a tokenizer: {reason}; fetch it again from where the "
             "checkpoint came from"
         ) from None
+
+
+def _find_begin_id(root: Path, inner: "tokenizers.Tokenizer") -> int | None:
+    """The id of the begin token, if tokenizer_config.json wants one before every text."""
+    path = locate(root, CONFIG_FILE)
+    config = {} if path is None else read_json(path)
+    named = config.get("bos_token")
+    if config.get("add_bos_token") is not True or named is None:
+        return None
+    token = named.get("content") if isinstance(named, dict) else named
+    begin_id = inner.token_to_id(token) if isinstance(token, str) else None
+    if begin_id is None:
+        raise CheckpointError(
+            f"{path}: add_bos_token is true, but bos_token is {show(named)}, which is no token of "
+            f"{FILE_NAME}; take both from the same checkpoint"
+        )
+    return begin_id
 
 
 def _find_byte_ids(inner: "tokenizers.Tokenizer") -> frozenset[int]:

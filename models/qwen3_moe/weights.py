@@ -3,7 +3,7 @@
 from typing import Final
 
 from wscope_jax.models.qwen3_moe.config import Qwen3MoeConfig
-from wscope_jax.models.tensors import Table, attention_table, experts_table, outer_table, whole
+from wscope_jax.models.tensors import Table, attention_table, experts_table, ffn_table, outer_table
 
 PROJECTIONS: Final = ("q_proj", "k_proj", "v_proj", "o_proj")
 FFN: Final = ("gate_proj", "up_proj", "down_proj")
@@ -20,7 +20,5 @@ def weight_table(config: Qwen3MoeConfig) -> Table:
         if config.is_sparse(layer):
             table |= experts_table(layer, config.num_experts, "mlp", FFN)
         else:
-            for name in FFN:
-                stored = f"model.layers.{layer}.mlp.{name}.weight"
-                table["layers", layer, "ffn", name, "weight"] = [whole(stored)]
+            table |= ffn_table(("layers", layer, "ffn"), f"model.layers.{layer}.mlp", FFN)
     return table

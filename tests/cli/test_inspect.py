@@ -37,7 +37,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
     return in_process
 
 
-@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+@pytest.mark.parametrize("family", CHECKPOINTS)
 def test_whole(run: Run, family: str) -> None:
     code, got, err = run(CHECKPOINTS[family])
     assert (code, err) == (0, "")

@@ -29,7 +29,7 @@ def test_is_short(example: Path) -> None:
     assert len(example.read_text().splitlines()) <= 80
 
 
-@pytest.mark.parametrize("name", ["qwen3_30b_a3b", "mixtral_8x7b"])
+@pytest.mark.parametrize("name", ["qwen3_30b_a3b", "mixtral_8x7b", "deepseek_v2_lite"])
 def test_says_what_it_needs(name: str) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "examples" / f"{name}.py")], capture_output=True, text=True

@@ -96,6 +96,7 @@ def judge(*words: object) -> None:
 KEYS = sorted(
     {*tiny.make_config("qwen3_moe"), *tiny.make_config("mixtral"), "auto_map", "rope_scaling"}
 )
+LATENT_KEYS = sorted({*tiny.make_config("deepseek_v2"), "scoring_func", "moe_layer_freq"})
 
 
 @fuzz
@@ -104,6 +105,17 @@ def test_config_values(fixed: Fixed, changes: dict[str, Any]) -> None:
     fixed.restore()
     text = json.dumps({**fixed.config(), **changes})
     (fixed.folder / "config.json").write_text(text)
+    fixed.read()
+
+
+@fuzz
+@given(changes=st.dictionaries(st.sampled_from(LATENT_KEYS), values, min_size=1, max_size=3))
+def test_config_values_of_latent_attention(fixed: Fixed, changes: dict[str, Any]) -> None:
+    """Beside tensors of another family: what is read of the configuration comes first."""
+    fixed.restore()
+    (fixed.folder / "config.json").write_text(
+        json.dumps(tiny.make_config("deepseek_v2", **changes))
+    )
     fixed.read()
 
 

@@ -13,16 +13,33 @@ def forward(model, ids):
     x = model.embed(ids)
     pos = jnp.arange(ids.shape[0], dtype=jnp.int32)
     for i in range(model.num_layers):
-        q, (entries,), _ = model.project(i, x, pos, None)
-        x = model.finish(i, x, attend_all(q, entries, model.scale(i)))
+        q, (entries,), *_ = model.project(i, x, pos, None)
+        (stream,) = model.streams[i]
+        o = attend_all(q, entries, model.scale(i), stream.layout.value_dim)
+        x = model.finish(i, x, o)
     return model.logits(x)
 
 
-def attend_all(q, entries, scale):
+def forward_prompt(model, ids):
+    """The same in the form that a prompt takes, which may have keys and values of its own."""
+    x = model.embed(ids)
+    pos = jnp.arange(ids.shape[0], dtype=jnp.int32)
+    for layer in model.layers:
+        new = layer.project_prompt(x, pos)
+        (stream,) = layer.streams
+        attended = new.entries[0] if new.attended is None else new.attended
+        o = attend_all(new.q, attended, layer.scale, stream.layout.value_dim)
+        x = layer.finish_prompt(x, o)
+    return model.logits(x)
+
+
+def attend_all(q, entries, scale, value_dim=None):
     num, heads, dim = q.shape
     kv_heads = entries.key.shape[1]
     q_NGRK = q.reshape(num, kv_heads, heads // kv_heads, dim).astype(jnp.float32)
-    k_SGK, v_SGV = (x.astype(jnp.float32) for x in entries)
+    key, value = entries.key, entries.value
+    value = key[..., :value_dim] if value is None else value
+    k_SGK, v_SGV = (x.astype(jnp.float32) for x in (key, value))
     dot = functools.partial(jnp.einsum, precision="highest")
     scores_GRNS = scale * dot("ngrk,sgk->grns", q_NGRK, k_SGK)
     seen_NS = jnp.tri(num, dtype=bool)
@@ -30,7 +47,7 @@ def attend_all(q, entries, scale):
     return dot("grns,sgv->ngrv", probs_GRNS, v_SGV).reshape(num, heads, -1).astype(q.dtype)
 
 
-def logits(model, ids):
+def logits(model, ids, forward=forward):
     """Logits [B, T, vocabulary] of ids [B, T]."""
     graphdef, state = nnx.split(model)
     step = jax.jit(lambda state, ids: forward(nnx.merge(graphdef, state), ids))

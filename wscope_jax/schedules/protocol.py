@@ -23,11 +23,13 @@ class Projection(NamedTuple):
         q: [N, H, K], rotated, not scaled.
         entries: new entries, one `Entries` per stream of the layer.
         carry: model state that the cache keeps and never reads.
+        attended: of a whole prompt, the keys and values that q is made for; None where these are the entries.
     """
 
     q: jax.Array
     entries: tuple[Entries, ...]
     carry: Any = None
+    attended: Entries | None = None
 
 
 class Model(Protocol):
