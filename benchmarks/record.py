@@ -57,6 +57,8 @@ def _cpu_name() -> str:
 
 
 def _commit() -> str | None:
+    if commit := os.environ.get("WSCOPE_COMMIT"):  # for a copy of the tree without its history
+        return commit
     here = Path(__file__).parent
     run = subprocess.run(
         ["git", "describe", "--always", "--dirty"],
@@ -66,6 +68,15 @@ def _commit() -> str | None:
         check=False,
     )
     return run.stdout.strip() or None
+
+
+def _command() -> str:
+    """What was typed, but for where the rows go."""
+    words = ["python", *sys.argv]
+    if "--json" in words:
+        at = words.index("--json")
+        del words[at : at + 2]
+    return shlex.join(words)
 
 
 def finish(rows: Sequence[dict[str, Any]], path: Path | None) -> None:
@@ -95,7 +106,7 @@ def finish(rows: Sequence[dict[str, Any]], path: Path | None) -> None:
         },
         "commit": _commit(),
         "date": datetime.date.today().isoformat(),
-        "command": shlex.join(["python", *sys.argv]),
+        "command": _command(),
     }
     lines = [json.dumps({**r, **facts}) for r in rows]
     path.write_text("\n".join(lines) + "\n")

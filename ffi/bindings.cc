@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -17,6 +18,7 @@
 #include "attention.h"
 #include "calibrate.h"
 #include "clock.h"
+#include "cuda_driver.h"
 #include "dispatch.h"
 #include "handlers.h"
 #include "measure.h"
@@ -46,8 +48,9 @@ PlanArrays::Table Borrow(const Array& array) {
 // A pool and its number. The memory lives on in plans, stores and views.
 class PoolHandle {
  public:
-  PoolHandle(int num_layers, int max_slots, int64_t block_bytes)
-      : pool_(std::make_shared<Pool>(num_layers, max_slots, block_bytes)),
+  PoolHandle(int num_layers, int max_slots, int64_t block_bytes, std::optional<int> device)
+      : pool_(std::make_shared<Pool>(num_layers, max_slots, block_bytes,
+                                     device ? cuda::MakePageLock(*device) : nullptr)),
         id_(Pools().Add(pool_)) {}
   ~PoolHandle() { Close(); }
   PoolHandle(const PoolHandle&) = delete;
@@ -242,9 +245,11 @@ nb::list PyIsas() {
   return names;
 }
 
-nb::dict Registrations() {
+nb::dict Registrations(const std::string& platform) {
   nb::dict targets;
-  for (const Target* target = CpuTargets(); target->name; ++target) {
+  if (platform != "cpu" && platform != "CUDA") return targets;
+  for (const Target* target = platform == "cpu" ? CpuTargets() : CudaTargets(); target->name;
+       ++target) {
     targets[target->name] = nb::capsule(target->handler);
   }
   return targets;
@@ -260,8 +265,8 @@ void Shutdown() {
 
 void BindPool(nb::module_& m) {
   nb::class_<PoolHandle>(m, "Pool")
-      .def(nb::init<int, int, int64_t>(), nb::arg("num_layers"), nb::arg("max_slots"),
-           nb::arg("block_bytes"))
+      .def(nb::init<int, int, int64_t, std::optional<int>>(), nb::arg("num_layers"),
+           nb::arg("max_slots"), nb::arg("block_bytes"), nb::arg("device") = nb::none())
       .def_prop_ro("id", &PoolHandle::id)
       .def_prop_ro("committed", [](const PoolHandle& h) { return h.pool()->committed(); })
       .def_prop_ro("num_layers", [](const PoolHandle& h) { return h.pool()->num_layers(); })
@@ -305,7 +310,8 @@ NB_MODULE(_ffi, m) {
   nb::set_leak_warnings(false);  // Engines that live until the interpreter ends are no leak.
   BindPool(m);
   BindStepQueue(m);
-  m.def("registrations", &Registrations);
+  m.def("registrations", &Registrations, nb::arg("platform"));
+  m.def("cuda_refusal", [] { return cuda::WhyNoDriver(); });
   m.def(
       "start_workers",
       [](int n) {
@@ -335,6 +341,13 @@ NB_MODULE(_ffi, m) {
         return static_cast<double>(TimeCopy(num_bytes));
       },
       nb::arg("num_bytes"));
+  m.def(
+      "time_load",
+      [](int device, int64_t num_bytes) {
+        const nb::gil_scoped_release release;
+        return static_cast<double>(cuda::TimeLoad(device, num_bytes));
+      },
+      nb::arg("device"), nb::arg("num_bytes"));
   nb::module_::import_("atexit").attr("register")(nb::cpp_function(&Shutdown));
 }
 

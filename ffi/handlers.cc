@@ -11,36 +11,22 @@
 #include <utility>
 #include <vector>
 
-#include "attention.h"
-#include "host_job.h"
+#include "array_handler.h"
+#include "carrier.h"
+#include "cuda_lane.h"
+#include "layer_attributes.h"
 #include "operands.h"
 #include "pack_handler.h"
+#include "place.h"
 #include "step_queue.h"
-#include "workers.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace wscope {
 namespace {
 
-ffi::Error ToError(const Status& status) {
-  switch (status.kind) {
-    case Status::Kind::kOk:
-      return ffi::Error::Success();
-    case Status::Kind::kInvalidArgument:
-      return ffi::Error(ffi::ErrorCode::kInvalidArgument, status.text);
-    case Status::Kind::kFailedPrecondition:
-      return ffi::Error(ffi::ErrorCode::kFailedPrecondition, status.text);
-    case Status::Kind::kResourceExhausted:
-      return ffi::Error(ffi::ErrorCode::kResourceExhausted, status.text);
-    case Status::Kind::kInternal:
-      break;
-  }
-  return ffi::Error(ffi::ErrorCode::kInternal, status.text);
-}
-
-// Runs `call(queue)` for the engine; a failure of any kind poisons the queue.
+// Runs `call(queue, carrier)` for the engine; a failure of any kind poisons the queue.
 template <typename Call>
-ffi::Error WithQueue(int32_t engine, const Call& call) {
+ffi::Error WithQueue(const Place& place, int32_t engine, const Call& call) {
   const std::shared_ptr<StepQueue> queue = StepQueues().Find(engine);
   if (!queue) {
     return ToError(Status::FailedPrecondition("engine: no open step queue has the number " +
@@ -51,7 +37,16 @@ ffi::Error WithQueue(int32_t engine, const Call& call) {
   }
   Status status;
   try {
-    status = call(*queue);
+    if (place.is_host) {
+      status = call(*queue, HostCarrier());
+    } else {
+      std::shared_ptr<CudaLane> lane;
+      status = queue->Cuda(&lane);
+      if (status.ok()) {
+        OnStream carrier(std::move(lane), place.stream);
+        status = call(*queue, carrier);
+      }
+    }
   } catch (const std::bad_alloc& error) {
     status = Status::ResourceExhausted(std::string("out of host memory: ") + error.what());
   } catch (const std::exception& error) {
@@ -61,49 +56,17 @@ ffi::Error WithQueue(int32_t engine, const Call& call) {
   return ToError(queue->Fail(std::move(status)));
 }
 
-ffi::Error StepBegin(AnyBuffer order, Out order_out, int32_t engine) {
-  return WithQueue(engine, [&](StepQueue& queue) {
+ffi::Error StepBegin(Place place, AnyBuffer order, Out order_out, int32_t engine) {
+  return WithQueue(place, engine, [&](StepQueue& queue, Carrier&) {
     if (Status status = CheckOrder(order, order_out); !status.ok()) return status;
     return queue.Begin();
   });
 }
 
-// The attributes of host_start that describe a layer.
-struct LayerAttributes {
-  int32_t num_kv_heads, key_dim, value_dim, value_in_key, block;
-  float scale;
-  std::string_view storage;
-};
-
-Status ReadShape(const LayerAttributes& layer, const AnyBuffer& q, AttentionShape* shape) {
-  if (layer.storage != "float32" && layer.storage != "bfloat16") {
-    return Status::InvalidArgument("storage: is \"" + std::string(layer.storage) +
-                                   "\", must be \"float32\" or \"bfloat16\"");
-  }
-  if (layer.value_in_key != 0 && layer.value_in_key != 1) {
-    return Status::InvalidArgument("value_in_key: must be 0 or 1");
-  }
-  const int64_t num_q_heads = q.dimensions()[1];
-  if (num_q_heads > INT32_MAX || q.dimensions()[2] != layer.key_dim) {
-    return Status::InvalidArgument("q: is " + ShapeText(q) + ", the key_dim is " +
-                                   std::to_string(layer.key_dim));
-  }
-  shape->num_q_heads = static_cast<int>(num_q_heads);
-  shape->num_kv_heads = layer.num_kv_heads;
-  shape->key_dim = layer.key_dim;
-  shape->value_dim = layer.value_dim;
-  shape->value_in_key = layer.value_in_key == 1;
-  shape->block = layer.block;
-  shape->storage = layer.storage == "float32" ? Storage::kFloat32 : Storage::kBfloat16;
-  shape->scale = layer.scale;
-  std::string wrong = CheckShape(*shape);
-  return wrong.empty() ? Status::Ok() : Status::InvalidArgument(std::move(wrong));
-}
-
-ffi::Error HostStart(AnyBuffer q, AnyBuffer order, Out q_out, Out order_out, int32_t engine,
-                     int32_t num_kv_heads, int32_t key_dim, int32_t value_dim, int32_t value_in_key,
-                     int32_t block, float scale, std::string_view storage) {
-  return WithQueue(engine, [&](StepQueue& queue) {
+ffi::Error HostStart(Place place, AnyBuffer q, AnyBuffer order, Out q_out, Out order_out,
+                     int32_t engine, int32_t num_kv_heads, int32_t key_dim, int32_t value_dim,
+                     int32_t value_in_key, int32_t block, float scale, std::string_view storage) {
+  return WithQueue(place, engine, [&](StepQueue& queue, Carrier& carrier) {
     Status status = First({CheckRank("q", q, 3), CheckStored("q", q), CheckAliased("q", q, *q_out),
                            CheckOrder(order, order_out)});
     if (!status.ok()) return status;
@@ -111,14 +74,14 @@ ffi::Error HostStart(AnyBuffer q, AnyBuffer order, Out q_out, Out order_out, int
     status = ReadShape({num_kv_heads, key_dim, value_dim, value_in_key, block, scale, storage}, q,
                        &shape);
     if (!status.ok()) return status;
-    return queue.StartJob(shape, q.dimensions()[0], q.untyped_data(), *StorageOf(q));
+    return queue.StartJob(shape, q.dimensions()[0], q.untyped_data(), *StorageOf(q), carrier);
   });
 }
 
-ffi::Error HostFinish(AnyBuffer w_o, AnyBuffer w_lse, AnyBuffer s_o, AnyBuffer s_lse,
+ffi::Error HostFinish(Place place, AnyBuffer w_o, AnyBuffer w_lse, AnyBuffer s_o, AnyBuffer s_lse,
                       AnyBuffer order, Out w_o_out, Out w_lse_out, Out s_o_out, Out s_lse_out,
                       Out order_out, Out o, Out lse, int32_t engine) {
-  return WithQueue(engine, [&](StepQueue& queue) {
+  return WithQueue(place, engine, [&](StepQueue& queue, Carrier& carrier) {
     const Status status =
         First({CheckPartial("w_o", w_o, "w_lse", w_lse), CheckPartial("s_o", s_o, "s_lse", s_lse),
                CheckPartial("o", *o, "lse", *lse), CheckSameShape("w_o", w_o, *o),
@@ -128,13 +91,13 @@ ffi::Error HostFinish(AnyBuffer w_o, AnyBuffer w_lse, AnyBuffer s_o, AnyBuffer s
     if (!status.ok()) return status;
     const auto dims = o->dimensions();
     return queue.FinishJob(dims[0], dims[1], dims[2], static_cast<float*>(o->untyped_data()),
-                           static_cast<float*>(lse->untyped_data()));
+                           static_cast<float*>(lse->untyped_data()), carrier);
   });
 }
 
-ffi::Error Load(AnyBuffer slots, AnyBuffer after, AnyBuffer order, Out slots_out, Out after_out,
-                Out order_out, int32_t engine) {
-  return WithQueue(engine, [&](StepQueue& queue) {
+ffi::Error Load(Place place, AnyBuffer slots, AnyBuffer after, AnyBuffer order, Out slots_out,
+                Out after_out, Out order_out, int32_t engine) {
+  return WithQueue(place, engine, [&](StepQueue& queue, Carrier& carrier) {
     const Status status =
         First({CheckRank("slots", slots, 4), CheckStored("slots", slots),
                CheckType("after", after, ffi::DataType::F32, "float32"),
@@ -146,144 +109,102 @@ ffi::Error Load(AnyBuffer slots, AnyBuffer after, AnyBuffer order, Out slots_out
                                      ", the first dimension must be 2");
     }
     return queue.Load(static_cast<uint8_t*>(slots.untyped_data()), slots.dimensions()[1],
-                      BlockBytes(slots));
+                      BlockBytes(slots), carrier);
   });
 }
 
-ffi::Error Store(AnyBuffer blocks, AnyBuffer order, Out order_out, int32_t engine) {
-  return WithQueue(engine, [&](StepQueue& queue) {
+ffi::Error Store(Place place, AnyBuffer blocks, AnyBuffer order, Out order_out, int32_t engine) {
+  return WithQueue(place, engine, [&](StepQueue& queue, Carrier& carrier) {
     const Status status = First({CheckRank("blocks", blocks, 3), CheckStored("blocks", blocks),
                                  CheckOrder(order, order_out)});
     if (!status.ok()) return status;
     return queue.Store(static_cast<const uint8_t*>(blocks.untyped_data()), blocks.dimensions()[0],
-                       BlockBytes(blocks));
+                       BlockBytes(blocks), carrier);
   });
 }
 
-// Attention over arrays: q [b, H, K], blocks [b, n, G, E] in tile order, selected uint32 [b, n D /
-// 32].
-Status AttendArrays(const AttentionShape& shape, const AnyBuffer& q, const AnyBuffer& blocks,
-                    const AnyBuffer& selected, float* o, float* lse) {
-  const int64_t num_rows = q.dimensions()[0];
-  const int64_t row_blocks = blocks.dimensions()[1];
-  const auto words = selected.dimensions();
-  if (blocks.dimensions()[0] != num_rows || words[0] != num_rows ||
-      BlockBytes(blocks) != shape.block_bytes() || words[1] != row_blocks * shape.block / 32) {
-    return Status::InvalidArgument("blocks: is " + ShapeText(blocks) + " and selected " +
-                                   ShapeText(selected) + ", which do not fit q of " + ShapeText(q));
-  }
-  std::vector<int64_t> row_ptr;
-  for (int64_t row = 0; row <= num_rows; ++row) row_ptr.push_back(row * row_blocks);
-  std::vector<const uint8_t*> pointers;
-  for (int64_t i = 0; i < num_rows * row_blocks; ++i) {
-    pointers.push_back(static_cast<const uint8_t*>(blocks.untyped_data()) +
-                       i * shape.block_bytes());
-  }
-  const auto job = std::make_shared<HostJob>(
-      shape, static_cast<int>(num_rows), row_ptr.data(), std::move(pointers),
-      static_cast<const uint32_t*>(selected.untyped_data()), Workers::Get().num_workers());
-  CopyToFloat(q.untyped_data(), *StorageOf(q), job->q_size(), job->q());
-  if (job->num_parts() > 0) {
-    const std::shared_ptr<Task> task = MakeTask(job);
-    if (!Workers::Get().Submit(task)) {
-      return Status::FailedPrecondition("host_attention: there are no workers; call start_workers");
-    }
-    task->Wait();
-  }
-  std::copy_n(job->o(), job->o_size(), o);
-  std::copy_n(job->lse(), job->lse_size(), lse);
-  return Status::Ok();
+// The signature of each target; where it runs is told by `Where`.
+template <typename Where>
+auto BindStepBegin() {
+  return ffi::Ffi::Bind()
+      .Ctx<Where>()
+      .template Arg<AnyBuffer>()  // order
+      .template Ret<AnyBuffer>()  // order
+      .template Attr<int32_t>("engine");
 }
 
-ffi::Error HostAttention(AnyBuffer q, AnyBuffer blocks, AnyBuffer selected, Out o, Out lse,
-                         int32_t num_kv_heads, int32_t key_dim, int32_t value_dim,
-                         int32_t value_in_key, int32_t block, float scale) {
-  try {
-    Status status =
-        First({CheckRank("q", q, 3), CheckStored("q", q), CheckRank("blocks", blocks, 4),
-               CheckStored("blocks", blocks), CheckRank("selected", selected, 2),
-               CheckType("selected", selected, ffi::DataType::U32, "uint32"),
-               CheckPartial("o", *o, "lse", *lse)});
-    if (!status.ok()) return ToError(status);
-    const char* const storage = StorageOf(blocks) == Storage::kFloat32 ? "float32" : "bfloat16";
-    AttentionShape shape;
-    status = ReadShape({num_kv_heads, key_dim, value_dim, value_in_key, block, scale, storage}, q,
-                       &shape);
-    if (!status.ok()) return ToError(status);
-    return ToError(AttendArrays(shape, q, blocks, selected, static_cast<float*>(o->untyped_data()),
-                                static_cast<float*>(lse->untyped_data())));
-  } catch (const std::exception& error) {
-    return ToError(Status::Internal(error.what()));
-  }
+template <typename Where>
+auto BindHostStart() {
+  return ffi::Ffi::Bind()
+      .Ctx<Where>()
+      .template Arg<AnyBuffer>()  // q
+      .template Arg<AnyBuffer>()  // order
+      .template Ret<AnyBuffer>()  // q
+      .template Ret<AnyBuffer>()  // order
+      .template Attr<int32_t>("engine")
+      .template Attr<int32_t>("num_kv_heads")
+      .template Attr<int32_t>("key_dim")
+      .template Attr<int32_t>("value_dim")
+      .template Attr<int32_t>("value_in_key")
+      .template Attr<int32_t>("block")
+      .template Attr<float>("scale")
+      .template Attr<std::string_view>("storage");
 }
 
-XLA_FFI_DEFINE_HANDLER(kHostAttention, HostAttention,
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()  // q
-                           .Arg<AnyBuffer>()  // blocks
-                           .Arg<AnyBuffer>()  // selected
-                           .Ret<AnyBuffer>()  // o
-                           .Ret<AnyBuffer>()  // lse
-                           .Attr<int32_t>("num_kv_heads")
-                           .Attr<int32_t>("key_dim")
-                           .Attr<int32_t>("value_dim")
-                           .Attr<int32_t>("value_in_key")
-                           .Attr<int32_t>("block")
-                           .Attr<float>("scale"));
+template <typename Where>
+auto BindHostFinish() {
+  return ffi::Ffi::Bind()
+      .Ctx<Where>()
+      .template Arg<AnyBuffer>()  // w_o
+      .template Arg<AnyBuffer>()  // w_lse
+      .template Arg<AnyBuffer>()  // s_o
+      .template Arg<AnyBuffer>()  // s_lse
+      .template Arg<AnyBuffer>()  // order
+      .template Ret<AnyBuffer>()  // w_o
+      .template Ret<AnyBuffer>()  // w_lse
+      .template Ret<AnyBuffer>()  // s_o
+      .template Ret<AnyBuffer>()  // s_lse
+      .template Ret<AnyBuffer>()  // order
+      .template Ret<AnyBuffer>()  // o
+      .template Ret<AnyBuffer>()  // lse
+      .template Attr<int32_t>("engine");
+}
 
-XLA_FFI_DEFINE_HANDLER(kStepBegin, StepBegin,
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()  // order
-                           .Ret<AnyBuffer>()  // order
-                           .Attr<int32_t>("engine"));
+template <typename Where>
+auto BindLoad() {
+  return ffi::Ffi::Bind()
+      .Ctx<Where>()
+      .template Arg<AnyBuffer>()  // slots
+      .template Arg<AnyBuffer>()  // after
+      .template Arg<AnyBuffer>()  // order
+      .template Ret<AnyBuffer>()  // slots
+      .template Ret<AnyBuffer>()  // after
+      .template Ret<AnyBuffer>()  // order
+      .template Attr<int32_t>("engine");
+}
 
-XLA_FFI_DEFINE_HANDLER(kHostStart, HostStart,
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()  // q
-                           .Arg<AnyBuffer>()  // order
-                           .Ret<AnyBuffer>()  // q
-                           .Ret<AnyBuffer>()  // order
-                           .Attr<int32_t>("engine")
-                           .Attr<int32_t>("num_kv_heads")
-                           .Attr<int32_t>("key_dim")
-                           .Attr<int32_t>("value_dim")
-                           .Attr<int32_t>("value_in_key")
-                           .Attr<int32_t>("block")
-                           .Attr<float>("scale")
-                           .Attr<std::string_view>("storage"));
+template <typename Where>
+auto BindStore() {
+  return ffi::Ffi::Bind()
+      .Ctx<Where>()
+      .template Arg<AnyBuffer>()  // blocks
+      .template Arg<AnyBuffer>()  // order
+      .template Ret<AnyBuffer>()  // order
+      .template Attr<int32_t>("engine");
+}
 
-XLA_FFI_DEFINE_HANDLER(kHostFinish, HostFinish,
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()  // w_o
-                           .Arg<AnyBuffer>()  // w_lse
-                           .Arg<AnyBuffer>()  // s_o
-                           .Arg<AnyBuffer>()  // s_lse
-                           .Arg<AnyBuffer>()  // order
-                           .Ret<AnyBuffer>()  // w_o
-                           .Ret<AnyBuffer>()  // w_lse
-                           .Ret<AnyBuffer>()  // s_o
-                           .Ret<AnyBuffer>()  // s_lse
-                           .Ret<AnyBuffer>()  // order
-                           .Ret<AnyBuffer>()  // o
-                           .Ret<AnyBuffer>()  // lse
-                           .Attr<int32_t>("engine"));
+XLA_FFI_DEFINE_HANDLER(kStepBegin, StepBegin, BindStepBegin<OnHost>());
+XLA_FFI_DEFINE_HANDLER(kHostStart, HostStart, BindHostStart<OnHost>());
+XLA_FFI_DEFINE_HANDLER(kHostFinish, HostFinish, BindHostFinish<OnHost>());
+XLA_FFI_DEFINE_HANDLER(kLoad, Load, BindLoad<OnHost>());
+XLA_FFI_DEFINE_HANDLER(kStore, Store, BindStore<OnHost>());
 
-XLA_FFI_DEFINE_HANDLER(kLoad, Load,
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()  // slots
-                           .Arg<AnyBuffer>()  // after
-                           .Arg<AnyBuffer>()  // order
-                           .Ret<AnyBuffer>()  // slots
-                           .Ret<AnyBuffer>()  // after
-                           .Ret<AnyBuffer>()  // order
-                           .Attr<int32_t>("engine"));
-
-XLA_FFI_DEFINE_HANDLER(kStore, Store,
-                       ffi::Ffi::Bind()
-                           .Arg<AnyBuffer>()  // blocks
-                           .Arg<AnyBuffer>()  // order
-                           .Ret<AnyBuffer>()  // order
-                           .Attr<int32_t>("engine"));
+// Not marked as fit for command buffers: a captured call would not be made again in each step.
+XLA_FFI_DEFINE_HANDLER(kCudaStepBegin, StepBegin, BindStepBegin<OnCuda>());
+XLA_FFI_DEFINE_HANDLER(kCudaHostStart, HostStart, BindHostStart<OnCuda>());
+XLA_FFI_DEFINE_HANDLER(kCudaHostFinish, HostFinish, BindHostFinish<OnCuda>());
+XLA_FFI_DEFINE_HANDLER(kCudaLoad, Load, BindLoad<OnCuda>());
+XLA_FFI_DEFINE_HANDLER(kCudaStore, Store, BindStore<OnCuda>());
 
 }  // namespace
 
@@ -294,8 +215,20 @@ const Target* CpuTargets() {
       {"wscope_host_finish", reinterpret_cast<void*>(kHostFinish)},
       {"wscope_load", reinterpret_cast<void*>(kLoad)},
       {"wscope_store", reinterpret_cast<void*>(kStore)},
-      {"wscope_host_attention", reinterpret_cast<void*>(kHostAttention)},
+      {"wscope_host_attention", HostAttentionHandler()},
       {"wscope_pack", PackHandler()},
+      {nullptr, nullptr},
+  };
+  return targets;
+}
+
+const Target* CudaTargets() {
+  static const Target targets[] = {
+      {"wscope_step_begin", reinterpret_cast<void*>(kCudaStepBegin)},
+      {"wscope_host_start", reinterpret_cast<void*>(kCudaHostStart)},
+      {"wscope_host_finish", reinterpret_cast<void*>(kCudaHostFinish)},
+      {"wscope_load", reinterpret_cast<void*>(kCudaLoad)},
+      {"wscope_store", reinterpret_cast<void*>(kCudaStore)},
       {nullptr, nullptr},
   };
   return targets;

@@ -17,12 +17,14 @@ std::chrono::steady_clock::time_point At(int64_t deadline_ns) {
   return std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
 }
 
-void Move(const StagedStore& store) {
+Status Move(const StagedStore& store) {
+  if (store.device) return store.device->MoveHome(store);
   const uint8_t* from = store.staging.bytes.get();
   for (const StagedStore::Destination& to : store.destinations) {
     std::memcpy(to.pool->Block(to.layer, to.slot), from, store.block_bytes);
     from += store.block_bytes;
   }
+  return Status::Ok();
 }
 
 }  // namespace
@@ -60,18 +62,27 @@ void Mover::Loop(State& state) {
     const int delay_ms = state.delay_ms;
     lock.unlock();
     if (delay_ms > 0) std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
-    Move(store);
+    Status moved = Move(store);
     const int64_t bytes = store.size();
     const int layer = bytes > 0 ? store.layer() : 0;
     StagingBuffer emptied = std::move(store.staging);
     store = {};  // Lets go of the pools, without the lock.
+    std::deque<StagedStore> dropped;
     lock.lock();
     if (emptied.capacity > 0 && state.spare.size() < kMaxSpare) {
       state.spare.push_back(std::move(emptied));
     }
     if (bytes > 0 && --state.staged[layer] == 0) state.staged.erase(layer);
     state.staged_bytes -= bytes;
-    ++state.completed;
+    if (moved.ok()) {
+      ++state.completed;
+    } else {
+      state.failure = std::move(moved.text);
+      state.interrupted = true;
+      state.staged.clear();  // The others will never get home either.
+      state.staged_bytes = 0;
+      dropped.swap(state.stores);
+    }
     state.changed.notify_all();
   }
 }
@@ -101,6 +112,7 @@ StagingBuffer Mover::TakeBuffer(int64_t num_bytes) {
 
 void Mover::Enqueue(StagedStore store) {
   const Lock lock(state_->mutex);
+  if (state_->failure) return;
   if (store.size() > 0) {
     ++state_->staged[store.layer()];
     state_->staged_high_water =
@@ -129,7 +141,12 @@ bool Mover::Drain(int64_t deadline_ns) {
   Lock lock(state_->mutex);
   const int64_t all = state_->enqueued;
   return state_->changed.wait_until(lock, At(deadline_ns),
-                                    [&] { return state_->completed >= all; });
+                                    [&] { return state_->completed >= all || state_->failure; });
+}
+
+std::optional<std::string> Mover::failure() const {
+  const Lock lock(state_->mutex);
+  return state_->failure;
 }
 
 int64_t Mover::completed() const {

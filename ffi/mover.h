@@ -8,10 +8,13 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <vector>
 
 #include "pool.h"
+#include "status.h"
 #include "thread.h"
 
 namespace wscope {
@@ -21,6 +24,16 @@ namespace wscope {
 struct StagingBuffer {
   std::unique_ptr<uint8_t[]> bytes;
   int64_t capacity = 0;
+};
+
+struct StagedStore;
+
+// Bytes of a store that wait on a device.
+class DeviceStaging {
+ public:
+  virtual ~DeviceStaging() = default;
+  // On the mover's thread: brings the blocks to their destinations, or says why not.
+  virtual Status MoveHome(const StagedStore& store) = 0;
 };
 
 // Library-owned copy of the blocks of one store, and where they go. Holding the pools keeps them
@@ -34,7 +47,8 @@ struct StagedStore {
 
   int64_t block_bytes = 0;
   std::vector<Destination> destinations;
-  StagingBuffer staging;  // [destinations, block_bytes]
+  StagingBuffer staging;                  // [destinations, block_bytes] ...
+  std::unique_ptr<DeviceStaging> device;  // ... or this.
 
   int layer() const { return destinations.front().layer; }  // All go to one.
   int64_t size() const { return block_bytes * static_cast<int64_t>(destinations.size()); }
@@ -61,6 +75,8 @@ class Mover {
   // Waits until nothing is left to move; false if the deadline passed first.
   bool Drain(int64_t deadline_ns);
 
+  // Why a store did not get home, if one did not; nothing moves afterwards.
+  std::optional<std::string> failure() const;
   int64_t completed() const;
   // Layers with blocks whose staging is alive, the most there ever were, and their bytes.
   int staged_layers() const;
@@ -82,6 +98,7 @@ class Mover {
     std::map<int, int> staged;  // Layer -> its stores under way.
     int staged_high_water = 0;
     int64_t staged_bytes = 0;
+    std::optional<std::string> failure;
     int delay_ms = 0;
     bool interrupted = false;
     bool leaving = false;

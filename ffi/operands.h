@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <string>
 
@@ -15,6 +14,22 @@ namespace wscope {
 namespace ffi = xla::ffi;
 using ffi::AnyBuffer;
 using Out = ffi::Result<AnyBuffer>;
+
+inline ffi::Error ToError(const Status& status) {
+  switch (status.kind) {
+    case Status::Kind::kOk:
+      return ffi::Error::Success();
+    case Status::Kind::kInvalidArgument:
+      return ffi::Error(ffi::ErrorCode::kInvalidArgument, status.text);
+    case Status::Kind::kFailedPrecondition:
+      return ffi::Error(ffi::ErrorCode::kFailedPrecondition, status.text);
+    case Status::Kind::kResourceExhausted:
+      return ffi::Error(ffi::ErrorCode::kResourceExhausted, status.text);
+    case Status::Kind::kInternal:
+      break;
+  }
+  return ffi::Error(ffi::ErrorCode::kInternal, status.text);
+}
 
 inline std::string ShapeText(const AnyBuffer& buffer) {
   std::string text = "[";
@@ -74,14 +89,6 @@ inline Status CheckOrder(const AnyBuffer& in, Out& out) {
   }
   if (Status status = CheckRank("order", in, 0); !status.ok()) return status;
   return CheckAliased("order", in, *out);
-}
-
-// The first status that is not OK.
-inline Status First(std::initializer_list<Status> statuses) {
-  for (const Status& status : statuses) {
-    if (!status.ok()) return status;
-  }
-  return Status::Ok();
 }
 
 // Bytes of the last two dimensions. XLA's buffers exist, so their sizes fit.

@@ -9,6 +9,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "size_math.h"
@@ -65,8 +66,9 @@ int64_t Positive(int64_t value, const char* name) {
 
 }  // namespace
 
-Pool::Pool(int num_layers, int max_slots, int64_t block_bytes)
-    : num_layers_(Positive(num_layers, "num_layers")),
+Pool::Pool(int num_layers, int max_slots, int64_t block_bytes, std::shared_ptr<PageLock> page_lock)
+    : page_lock_(std::move(page_lock)),
+      num_layers_(Positive(num_layers, "num_layers")),
       max_slots_(Positive(max_slots, "max_slots")),
       block_bytes_(Positive(block_bytes, "block_bytes")) {
   const std::optional<int64_t> used = CheckedProduct({max_slots, block_bytes});
@@ -95,7 +97,22 @@ Pool::Pool(int num_layers, int max_slots, int64_t block_bytes)
   madvise(base_, static_cast<size_t>(*all), MADV_HUGEPAGE);
 }
 
-Pool::~Pool() { munmap(mapping_, mapping_bytes_); }
+Pool::~Pool() {
+  int64_t begin = 0;
+  for (const int64_t end : pinned_ends_) {
+    for (int layer = 0; layer < num_layers_; ++layer) {
+      page_lock_->Unlock(base_ + layer * layer_bytes_ + begin);
+    }
+    begin = end;
+  }
+  munmap(mapping_, mapping_bytes_);
+}
+
+int64_t Pool::PinnedRun(int64_t offset, int64_t bytes) const {
+  const std::lock_guard<std::mutex> lock(pinned_mutex_);
+  const auto end = std::upper_bound(pinned_ends_.begin(), pinned_ends_.end(), offset);
+  return end == pinned_ends_.end() ? bytes : std::min(bytes, *end - offset);
+}
 
 void Pool::Commit(int num_slots) {
   if (!creator_.IsThisProcess()) throw std::runtime_error(Creator::ForkText("Pool"));
@@ -108,7 +125,10 @@ void Pool::Commit(int num_slots) {
   // Both ends are at most layer_bytes_, so rounding cannot overflow.
   const int64_t from = *CheckedRoundUp(committed() * block_bytes_, page_bytes_);
   const int64_t to = *CheckedRoundUp(num_slots * block_bytes_, page_bytes_);
-  if (to > from) CommitLayers(from, to);
+  if (to > from) {
+    CommitLayers(from, to);
+    if (page_lock_) PinLayers(from, to);
+  }
   committed_.store(num_slots, std::memory_order_release);
 }
 
@@ -153,6 +173,19 @@ void Pool::CommitLayers(int64_t from, int64_t to) {
     throw OutOfMemory("Pool.commit: the system has no pages left for " + Mib(needed) +
                       "; lower the host memory budget");
   }
+}
+
+void Pool::PinLayers(int64_t from, int64_t to) {
+  for (int layer = 0; layer < num_layers_; ++layer) {
+    const std::string refusal = page_lock_->Lock(base_ + layer * layer_bytes_ + from, to - from);
+    if (refusal.empty()) continue;
+    while (--layer >= 0) page_lock_->Unlock(base_ + layer * layer_bytes_ + from);
+    throw OutOfMemory("Pool.commit: the system does not pin " + Mib((to - from) * num_layers_) +
+                      " more for the GPU (" + refusal +
+                      "); raise the limit on locked memory (`ulimit -l`)");
+  }
+  const std::lock_guard<std::mutex> lock(pinned_mutex_);
+  pinned_ends_.push_back(to);
 }
 
 Registry<Pool>& Pools() {

@@ -1,6 +1,7 @@
 // The outcome of a checked call, free of XLA: handlers.cc turns it into an ffi::Error.
 #pragma once
 
+#include <initializer_list>
 #include <string>
 #include <utility>
 
@@ -26,5 +27,13 @@ struct Status {
   }
   static Status Internal(std::string text) { return {Kind::kInternal, std::move(text)}; }
 };
+
+// The first status that is not OK; all of them have been tried.
+inline Status First(std::initializer_list<Status> statuses) {
+  for (const Status& status : statuses) {
+    if (!status.ok()) return status;
+  }
+  return Status::Ok();
+}
 
 }  // namespace wscope

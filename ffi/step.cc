@@ -12,11 +12,24 @@ std::string Step::Progress() const {
          part(stores_, plan_.stores.size(), "stores called");
 }
 
-StepTiming Step::FinalTiming() const {
-  StepTiming timing = timing_;
-  timing.host_entries = host_blocks_ * entries_per_block_;
-  timing.streamed_entries = streamed_blocks_ * entries_per_block_;
-  return timing;
+EndedStep Step::End() && {
+  return {host_blocks_ * entries_per_block_, streamed_blocks_ * entries_per_block_,
+          std::move(timings_)};
+}
+
+std::optional<StepTiming> EndedStep::Timing() const {
+  StepTiming sum;
+  for (const TimingSource& source : calls) {
+    const std::optional<StepTiming> call = source();
+    if (!call) return std::nullopt;
+    sum.cpu_ns += call->cpu_ns;
+    sum.link_ns += call->link_ns;
+    sum.wait_cpu_ns += call->wait_cpu_ns;
+    sum.wait_link_ns += call->wait_link_ns;
+  }
+  sum.host_entries = host_entries;
+  sum.streamed_entries = streamed_entries;
+  return sum;
 }
 
 }  // namespace wscope

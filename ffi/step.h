@@ -3,8 +3,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "plan.h"
 
@@ -13,11 +16,24 @@ namespace wscope {
 // Sums over the calls of one plan, in nanoseconds and entries of one layer.
 struct StepTiming {
   int64_t cpu_ns = 0;            // Jobs: from the first worker's start to the last one's end.
-  int64_t link_ns = 0;           // From the return of host_start to the entry of host_finish.
+  int64_t link_ns = 0;           // CUDA: the copies of the loads. CPU: host_start to host_finish.
   int64_t wait_cpu_ns = 0;       // What host_finish waited for the workers.
   int64_t wait_link_ns = 0;      // What ended jobs waited for host_finish.
   int64_t host_entries = 0;      // Attended by the jobs.
   int64_t streamed_entries = 0;  // Copied by the loads; the block size is that of the jobs.
+};
+
+// What one call took, empty as long as a device has not told.
+using TimingSource = std::function<std::optional<StepTiming>()>;
+
+// A step that was launched to its end, and what is to be asked for its timing.
+struct EndedStep {
+  int64_t host_entries;
+  int64_t streamed_entries;
+  std::vector<TimingSource> calls;
+
+  // Empty as long as one of its calls does not know.
+  std::optional<StepTiming> Timing() const;
 };
 
 class Step {
@@ -38,11 +54,14 @@ class Step {
     host_blocks_ += num_blocks;
   }
   void EndedJob() { ++jobs_ended_; }
-  // Takes the next load; its place in the plan comes with it.
-  std::pair<Plan::Load, size_t> TakeLoad() {
-    const Plan::Load load = plan_.loads[loads_];
-    streamed_blocks_ += load.num_slots;
-    return {load, loads_++};
+  // What a call took, or nothing.
+  void Add(TimingSource timing) {
+    if (timing) timings_.push_back(std::move(timing));
+  }
+  // Takes the next load; returns its place in the plan.
+  size_t TakeLoad() {
+    streamed_blocks_ += plan_.loads[loads_].num_slots;
+    return loads_++;
   }
   Plan::Store TakeStore() { return std::move(plan_.stores[stores_++]); }
 
@@ -54,9 +73,7 @@ class Step {
   std::string Progress() const;
 
   bool HasTiming() const { return !plan_.jobs.empty() || !plan_.loads.empty(); }
-  StepTiming& timing() { return timing_; }
-  // The timing with the entries filled in.
-  StepTiming FinalTiming() const;
+  EndedStep End() &&;
 
  private:
   template <typename Item>
@@ -72,7 +89,7 @@ class Step {
   int64_t entries_per_block_ = 0;  // As the jobs say; 0 before the first.
   int64_t host_blocks_ = 0;
   int64_t streamed_blocks_ = 0;
-  StepTiming timing_;
+  std::vector<TimingSource> timings_;
 };
 
 }  // namespace wscope

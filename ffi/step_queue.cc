@@ -1,12 +1,10 @@
 #include "step_queue.h"
 
 #include <algorithm>
-#include <cstring>
 #include <stdexcept>
-#include <tuple>
 #include <utility>
 
-#include "clock.h"
+#include "cuda_lane.h"
 #include "size_math.h"
 
 namespace wscope {
@@ -14,8 +12,8 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
-constexpr size_t kMaxOpenJobs = 2;    // What a schedule may interleave.
-constexpr size_t kMaxTimings = 4096;  // The oldest are dropped when nobody drains them.
+constexpr size_t kMaxOpenJobs = 2;  // What a schedule may interleave.
+constexpr size_t kMaxEnded = 256;   // The oldest are dropped when nobody drains their timings.
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
@@ -53,6 +51,9 @@ void StepQueue::Push(const PlanArrays& arrays) {
 Status StepQueue::Usable() const {
   if (closed_) return Status::FailedPrecondition("engine: its step queue is closed");
   if (poison_) return Status::FailedPrecondition("engine: an earlier call failed: " + *poison_);
+  if (const std::optional<std::string> failure = mover_.failure()) {
+    return Status::FailedPrecondition("engine: an earlier store failed: " + *failure);
+  }
   return Status::Ok();
 }
 
@@ -79,8 +80,8 @@ Status StepQueue::NothingLeft(const char* call) const {
 void StepQueue::EndIfUsedUp() {
   if (!step_ || !step_->UsedUp()) return;
   if (step_->HasTiming()) {
-    timings_.push_back(step_->FinalTiming());
-    if (timings_.size() > kMaxTimings) timings_.pop_front();
+    ended_.push_back(std::move(*step_).End());
+    if (ended_.size() > kMaxEnded) ended_.pop_front();
   }
   step_.reset();
 }
@@ -100,7 +101,7 @@ Status StepQueue::Begin() {
 }
 
 Status StepQueue::StartJob(const AttentionShape& shape, int64_t num_rows, const void* q,
-                           Storage q_storage) {
+                           Storage q_storage, Carrier& carrier) {
   const Lock lock(mutex_);
   if (Status status = Usable(); !status.ok()) return status;
   const Plan::Job* const planned = step_ ? step_->NextJob() : nullptr;
@@ -121,22 +122,16 @@ Status StepQueue::StartJob(const AttentionShape& shape, int64_t num_rows, const 
   open.job = std::make_shared<HostJob>(shape, plan.host_pool, planned->layer, planned->num_rows,
                                        plan.row_ptr.data() + planned->first_row, plan.table.data(),
                                        std::max(1, Workers::Get().num_workers()));
-  if (open.job->num_parts() > 0) {
-    CopyToFloat(q, q_storage, open.job->q_size(), open.job->q());
-    open.task = MakeTask(open.job, job_delay_ms_);
-    if (!Workers::Get().Submit(open.task)) {
-      return Status::FailedPrecondition("host_start: there are no workers; call start_workers");
-    }
+  if (Status status = carrier.Start(q, q_storage, job_delay_ms_, &open); !status.ok()) {
+    return status;
   }
   step_->StartedJob(open.job->num_blocks(), shape.block);
-  open.returned_ns = NowNs();
   open_jobs_.push_back(std::move(open));
   return Status::Ok();
 }
 
 Status StepQueue::FinishJob(int64_t num_rows, int64_t num_q_heads, int64_t value_dim, float* o,
-                            float* lse) {
-  const int64_t entry_ns = NowNs();
+                            float* lse, Carrier& carrier) {
   OpenJob open;
   {
     const Lock lock(mutex_);
@@ -154,53 +149,46 @@ Status StepQueue::FinishJob(int64_t num_rows, int64_t num_q_heads, int64_t value
     open = std::move(open_jobs_.front());
     open_jobs_.pop_front();
   }
-  if (open.task) open.task->Wait();
-  const int64_t waited_until_ns = NowNs();
-  std::memcpy(o, open.job->o(), open.job->o_size() * sizeof(float));
-  std::memcpy(lse, open.job->lse(), open.job->lse_size() * sizeof(float));
+  TimingSource timing;
+  if (Status status = carrier.Finish(std::move(open), o, lse, &timing); !status.ok()) return status;
   const Lock lock(mutex_);
   if (!step_) return Usable();  // Another call failed meanwhile.
-  StepTiming& timing = step_->timing();
-  timing.link_ns += entry_ns - open.returned_ns;
-  if (open.task) {
-    timing.cpu_ns += open.task->end_ns() - open.task->start_ns();
-    timing.wait_cpu_ns += waited_until_ns - entry_ns;
-    timing.wait_link_ns += std::max<int64_t>(0, entry_ns - open.task->end_ns());
-  }
   step_->EndedJob();
+  step_->Add(std::move(timing));
   EndIfUsedUp();
   return Status::Ok();
 }
 
-Status StepQueue::Load(uint8_t* slots, int64_t capacity, int64_t block_bytes) {
-  Plan::Load load;
-  std::shared_ptr<Pool> pool;
-  size_t turn = 0;
+Status StepQueue::Load(uint8_t* slots, int64_t capacity, int64_t block_bytes, Carrier& carrier) {
+  LoadCall call{slots, capacity, block_bytes, 0, nullptr, {}, {}};
   {
     const Lock lock(mutex_);
     if (Status status = Usable(); !status.ok()) return status;
     const Plan::Load* const planned = step_ ? step_->NextLoad() : nullptr;
     if (!planned) return NothingLeft("load");
-    pool = step_->plan().load_pool;
+    call.pool = step_->plan().load_pool;
     if (planned->num_slots > capacity) {
       return Status::InvalidArgument("slots: has room for " + Text(capacity) +
                                      " slots, the plan's load has " + Text(planned->num_slots));
     }
-    if (pool && block_bytes != pool->block_bytes()) {
-      return Status::InvalidArgument(BlockMismatch("slots", block_bytes, pool->block_bytes()));
+    if (call.pool && block_bytes != call.pool->block_bytes()) {
+      return Status::InvalidArgument(BlockMismatch("slots", block_bytes, call.pool->block_bytes()));
     }
-    std::tie(load, turn) = step_->TakeLoad();
+    call.now = *planned;
+    call.turn = step_->TakeLoad();
+    if (const Plan::Load* const next = step_->NextLoad()) call.next = *next;
   }
-  if (load.num_slots > 0) {
-    std::memcpy(slots + (turn % 2) * capacity * block_bytes,
-                pool->Block(load.layer, load.first_slot), load.num_slots * block_bytes);
-  }
+  if (call.next && call.next->num_slots > capacity) call.next.reset();  // Its own call refuses it.
+  TimingSource timing;
+  if (Status status = carrier.Load(call, &timing); !status.ok()) return status;
   const Lock lock(mutex_);
+  if (step_) step_->Add(std::move(timing));
   EndIfUsedUp();
   return Status::Ok();
 }
 
-Status StepQueue::Store(const uint8_t* blocks, int64_t num_blocks, int64_t block_bytes) {
+Status StepQueue::Store(const uint8_t* blocks, int64_t num_blocks, int64_t block_bytes,
+                        Carrier& carrier) {
   Plan::Store store;
   {
     const Lock lock(mutex_);
@@ -222,14 +210,12 @@ Status StepQueue::Store(const uint8_t* blocks, int64_t num_blocks, int64_t block
   StagedStore staged;
   staged.block_bytes = block_bytes;
   if (!store.moves.empty()) {
-    staged.staging = mover_.TakeBuffer(block_bytes * static_cast<int64_t>(store.moves.size()));
+    Status status = carrier.Store(blocks, store.moves, mover_, &staged);
+    if (!status.ok()) return status;
     staged.destinations.reserve(store.moves.size());
-  }
-  uint8_t* to = staged.staging.bytes.get();
-  for (Plan::Move& move : store.moves) {
-    std::memcpy(to, blocks + move.block * block_bytes, block_bytes);
-    to += block_bytes;
-    staged.destinations.push_back({std::move(move.pool), store.layer, move.slot});
+    for (Plan::Move& move : store.moves) {
+      staged.destinations.push_back({std::move(move.pool), store.layer, move.slot});
+    }
   }
   mover_.Enqueue(std::move(staged));
   const Lock lock(mutex_);
@@ -243,15 +229,30 @@ bool StepQueue::Idle() const {
 }
 
 std::optional<std::string> StepQueue::Poison() const {
-  const Lock lock(mutex_);
-  return poison_;
+  {
+    const Lock lock(mutex_);
+    if (poison_) return poison_;
+  }
+  return mover_.failure();
 }
 
 std::vector<StepTiming> StepQueue::DrainTimings() {
   const Lock lock(mutex_);
-  std::vector<StepTiming> timings(timings_.begin(), timings_.end());
-  timings_.clear();
+  std::vector<StepTiming> timings;
+  while (!ended_.empty()) {
+    const std::optional<StepTiming> timing = ended_.front().Timing();
+    if (!timing) break;  // The device is not there yet.
+    timings.push_back(*timing);
+    ended_.pop_front();
+  }
   return timings;
+}
+
+Status StepQueue::Cuda(std::shared_ptr<CudaLane>* lane) {
+  const Lock lock(mutex_);
+  Status status = cuda_lane_ ? Status::Ok() : CudaLane::Make(&cuda_lane_);
+  *lane = cuda_lane_;
+  return status;
 }
 
 void StepQueue::SetFault(int store_delay_ms, int job_delay_ms) {
@@ -273,8 +274,9 @@ bool StepQueue::Close(int64_t deadline_ns) {
   mover_.Interrupt();
   bool drained = true;
   for (const OpenJob& job : open) {
-    if (job.task && !job.task->WaitUntil(deadline_ns)) drained = false;
+    if (job.task && !job.cuda && !job.task->WaitUntil(deadline_ns)) drained = false;
   }
+  if (cuda_lane_ && !cuda_lane_->Drain(deadline_ns)) drained = false;
   return mover_.Drain(deadline_ns) && drained;
 }
 

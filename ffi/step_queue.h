@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "carrier.h"
 #include "host_job.h"
 #include "mover.h"
 #include "plan.h"
@@ -19,6 +20,8 @@
 #include "workers.h"
 
 namespace wscope {
+
+class CudaLane;
 
 // Calls are paired with the plan by their order. Plans are used first in, first out; a program's
 // calls run one after the other (data dependence), so the order is the program's. The first call
@@ -34,16 +37,24 @@ class StepQueue {
   // queue is poisoned or closed, if there is work and no worker, or in a forked child.
   void Push(const PlanArrays& arrays);
 
-  // The calls of a program. Sizes are checked against the plan and its pools.
+  // The calls of a program. Sizes are checked against the plan and its pools; `carrier` moves the
+  // bytes.
   Status Begin();
-  // q: `num_rows` rows of [H, K] in `q_storage`, copied.
-  Status StartJob(const AttentionShape& shape, int64_t num_rows, const void* q, Storage q_storage);
+  // q: `num_rows` rows of [H, K] in `q_storage`.
+  Status StartJob(const AttentionShape& shape, int64_t num_rows, const void* q, Storage q_storage,
+                  Carrier& carrier = HostCarrier());
   // o [b, H, V] and lse [b, H] of the oldest open job.
-  Status FinishJob(int64_t num_rows, int64_t num_q_heads, int64_t value_dim, float* o, float* lse);
+  Status FinishJob(int64_t num_rows, int64_t num_q_heads, int64_t value_dim, float* o, float* lse,
+                   Carrier& carrier = HostCarrier());
   // slots: [2, capacity, block_bytes].
-  Status Load(uint8_t* slots, int64_t capacity, int64_t block_bytes);
+  Status Load(uint8_t* slots, int64_t capacity, int64_t block_bytes,
+              Carrier& carrier = HostCarrier());
   // blocks: [num_blocks, block_bytes].
-  Status Store(const uint8_t* blocks, int64_t num_blocks, int64_t block_bytes);
+  Status Store(const uint8_t* blocks, int64_t num_blocks, int64_t block_bytes,
+               Carrier& carrier = HostCarrier());
+
+  // This queue's side of the device whose context is current; made when first asked for.
+  Status Cuda(std::shared_ptr<CudaLane>* lane);
 
   // Keeps the first text, drops the plans, ends waits for tickets. Returns `status`.
   Status Fail(Status status);
@@ -64,11 +75,6 @@ class StepQueue {
   bool OwnedByThisProcess() const { return creator_.IsThisProcess(); }
 
  private:
-  struct OpenJob {
-    std::shared_ptr<HostJob> job;
-    std::shared_ptr<Task> task;  // Null: the job has no block and is done.
-    int64_t returned_ns = 0;     // When host_start handed it over.
-  };
   Status Usable() const;
   Status NothingLeft(const char* call) const;
   void EndIfUsedUp();
@@ -79,7 +85,8 @@ class StepQueue {
   std::deque<Plan> pushed_;
   std::optional<Step> step_;       // Empty once used up.
   std::deque<OpenJob> open_jobs_;  // Oldest first.
-  std::deque<StepTiming> timings_;
+  std::deque<EndedStep> ended_;
+  std::shared_ptr<CudaLane> cuda_lane_;
   std::optional<std::string> poison_;
   bool closed_ = false;
   int job_delay_ms_ = 0;

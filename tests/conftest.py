@@ -1,11 +1,16 @@
 """Strict settings for every test: silent promotion of dtypes or ranks is a failure, shapes are checked."""
 
 import importlib.util
+import itertools
 import os
 import signal
+import sys
 from pathlib import Path
 
-os.environ.setdefault("JAX_PLATFORMS", "cpu")
+# `-m gpu` chooses the tests that compare a GPU with the CPU.
+os.environ.setdefault(
+    "JAX_PLATFORMS", "cuda,cpu" if ("-m", "gpu") in itertools.pairwise(sys.argv) else "cpu"
+)
 # Most of the suite's time is XLA's; what it compiled once is taken from there, by child processes too.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "xla"))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
@@ -14,6 +19,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -29,3 +35,11 @@ if importlib.util.find_spec("beartype") is not None:
         ],
         "beartype.beartype",
     )
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if os.environ["JAX_PLATFORMS"].startswith("cuda"):
+        return
+    for item in items:
+        if "gpu" in item.keywords:
+            item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and `-m gpu`"))

@@ -1,5 +1,6 @@
 """Texts with planted notes: the same everywhere, and every note where it is said to be."""
 
+import importlib.resources
 import zlib
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from wscope_jax import demo_text
+from wscope_jax.cli import demo
 
 # Of plant(seed): equal on every version of Python and on every machine.
 CRC32 = {0: 4235189428, 1: 1428676061, 17: 833478855}
@@ -109,3 +111,10 @@ def test_what_is_refused(asked: dict[str, object], match: str) -> None:
 def test_a_source_of_one_paragraph_begins_at_its_beginning() -> None:
     text, _ = demo_text.plant(0, num_bytes=40, num_notes=0, source="Words of one line.\n")
     assert text.startswith("Words of one line.\n")
+
+
+def test_the_demo_writes_as_its_model_reads_best() -> None:
+    folder = importlib.resources.files("wscope_jax") / "assets" / "demo_model"
+    how = demo._writing()
+    best = f"Temperature {how.temperature:g} with top_p {how.top_p:g} reads best"
+    assert best in (folder / "README.md").read_text()

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests.engines import ALL_POLICIES, CHECKPOINTS, FAMILIES, engine
+from tests.lowering import target
 from wscope_jax import Sampling, programs
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.experts import DENSE_TOKENS, GATHER_TOKENS
@@ -25,7 +26,8 @@ FEW_TOKENS = {"expert_up": "m,xfm->xf", "expert_down": "xf,xmf->xm", "expert_sum
 DENSE = {"expert_up": "nm,efm->nef", "expert_down": "nef,emf->nm"}
 TILED = {"expert_up": "tm,fm->tf", "expert_down": "tf,mf->tm"}
 PROMPT_ATTENTION = {"scores": "ghck,gsk->ghcs", "values": "ghcs,gsv->ghcv"}
-ATTENTION = {"scores": "bghk,bgsk->bghs", "values": "bghs,bgsv->bghv", "join": "cbh,chv->bhv"}
+JOIN = {"join": "cbh,chv->bhv"}
+ATTENTION = {"scores": "bghk,bgsk->bghs", "values": "bghs,bgsv->bghv", **JOIN}
 
 
 @functools.cache
@@ -46,7 +48,8 @@ def _cache(model: Any, dtype: str, batch: int) -> InplaceKVCache:
 
 def _products(fn: Any, args: tuple[Any, ...], platform: str) -> list[tuple[str, str]]:
     """(einsum, its line of StableHLO) of every dot_general of a program, as it is lowered for a platform."""
-    lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=(platform,))
+    with target(platform):
+        lowered = jax.jit(fn).trace(*args).lower(lowering_platforms=(platform,))
     text = lowered.as_text(debug_info=True)
     assert not re.search(r"stablehlo\.(dot|convolution) |ragged_dot|gemm", text)
     names = dict(re.findall(r'^(#loc\d+) = loc\("(.*?)"', text, re.MULTILINE))
@@ -87,7 +90,8 @@ def test_every_product_of_a_decode_step_is_exact(
         assert cache.spec.uses_link
         ids, rows = jnp.zeros(batch, jnp.int32), row_operands([Sampling()] * batch)
         args = (split.leaves, ids, cache.views, rows)
-        _check(step, args, platform, LINEAR, ATTENTION, experts)
+        # The products of the GPU's own kernels are not XLA's: tests/ops/test_pallas.py looks at them.
+        _check(step, args, platform, LINEAR, ATTENTION if platform == "cpu" else JOIN, experts)
 
 
 @pytest.mark.parametrize("platform", ["cpu", "cuda"])
@@ -119,16 +123,19 @@ def _assert_apart(views: Any) -> None:
 def generation(request: pytest.FixtureRequest) -> Iterator[Any]:
     eng = engine()
     eng.policy = ALL_POLICIES[request.param]
-    with eng.stream([PROMPT, PROMPT[:40]], Sampling(max_new_tokens=60, ignore_eos=True)) as stream:
+    with eng.stream([PROMPT, PROMPT[:40]], Sampling(max_new_tokens=400, ignore_eos=True)) as stream:
         yield stream
 
 
 def test_no_buffer_is_donated_twice(generation: Any) -> None:
     _assert_apart(generation._cache.views)  # as they were made
     cache, placed = generation._cache, []
-    for number in range(90):  # beyond the first evictions
+    for number in range(700):
         next(generation)
         if number % 9 == 0:
             _assert_apart(cache.prepare_step())
             placed.append(len(cache.placement.rows[0].slots))
-    assert not cache.spec.has_calls or placed[-1] > placed[1] > 0
+        is_past_eviction = len(placed) > 1 and placed[-1] > placed[1] > 0
+        if is_past_eviction or (number == 90 and not cache.spec.has_calls):
+            break
+    assert is_past_eviction or not cache.spec.has_calls

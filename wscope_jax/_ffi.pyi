@@ -20,13 +20,16 @@ class Pool:
     needs it.
     """
 
-    def __init__(self, num_layers: int, max_slots: int, block_bytes: int) -> None:
+    def __init__(
+        self, num_layers: int, max_slots: int, block_bytes: int, device: int | None = None
+    ) -> None:
         """Reserves address space; takes no memory.
 
         Args:
             num_layers: layers, at least 1.
             max_slots: slots per layer, at least 1.
             block_bytes: bytes of one block of one layer, at least 1.
+            device: number of the CUDA device to pin for all that is committed; None = not pinned.
 
         Raises:
             ValueError: a number is below 1 or their product overflows 64 bits.
@@ -179,8 +182,11 @@ class StepQueue:
         Later calls of programs fail; a second close does nothing. Releases the GIL.
         """
 
-def registrations() -> dict[str, object]:
-    """The custom-call targets of the platform "cpu": capsules by their names."""
+def registrations(platform: str) -> dict[str, object]:
+    """The custom-call targets of the platform "cpu" or "CUDA": capsules by their names."""
+
+def cuda_refusal() -> str:
+    """Why the targets of "CUDA" cannot run here (no driver, or one that is too old); empty if they can."""
 
 def start_workers(n: int) -> None:
     """Makes the process's worker pool `n` threads large; nothing happens if it is.
@@ -306,6 +312,13 @@ def time_attention(
         ValueError: a number makes no sense.
         MemoryError: the machine has not enough memory.
         RuntimeError: there are no workers.
+    """
+
+def time_load(device: int, num_bytes: int) -> float:
+    """Nanoseconds of a copy of `num_bytes` from pinned memory to a CUDA device; the median of a few.
+
+    Raises:
+        RuntimeError: there is no driver, no such device, or no room.
     """
 
 def time_copy(num_bytes: int) -> float:

@@ -8,9 +8,8 @@ from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from wscope_jax import forks
+from wscope_jax import devices, forks
 from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.errors import CapacityError, UsageError, is_out_of_memory
@@ -20,7 +19,8 @@ from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, EntryLayout, Region, S
 from wscope_jax.placement import HOST_REGIONS, Placement
 from wscope_jax.policies import Policy
 from wscope_jax.pools import HostPools
-from wscope_jax.step_plan import StepPlan, chunk_table, decode_plan, store_plan, turn_bucket
+from wscope_jax.step_plan import StepPlan, store_plan
+from wscope_jax.turns import DecodePlan
 from wscope_jax.views import CacheSpec, Views, empty_views
 
 T = TypeVar("T")
@@ -82,19 +82,33 @@ class InplaceKVCache:
         itemsize = jnp.dtype(dtype).itemsize
         self.entry_bytes = self.layout.entry_bytes(itemsize)
         self._places = policy.uses_host or policy.uses_link
-        slots = self._slot_budget(streams, itemsize, host_memory) if self._places else 0
+        size = Footprint(
+            streams=tuple(map(tuple, streams)),
+            batch=batch,
+            max_len=max_len,
+            window=window,
+            itemsize=itemsize,
+            uses_host=policy.uses_host,
+            uses_link=policy.uses_link,
+            chunk_entries=chunk_entries,
+        )
+        slots = size.require_slots(host_memory) if self._places else 0
         self.placement = Placement(batch, window, slots)
-        self._pools = HostPools(self.num_layers, window * self.entry_bytes, slots)
+        self._pools = HostPools(
+            self.num_layers, window * self.entry_bytes, slots, devices.cuda_number()
+        )
         with self._closing_on_error():
             self._dispatcher = Dispatcher(self._pools)
-        self._jobs = policy.schedule.jobs(self.num_layers, batch)
         self._evictions = Evictions(self.placement, self._dispatcher, self.compiled, self._route)
         self._active: set[int] = set()
-        self._turns = 1 if policy.uses_link else 0
-        self._num_chunks = 0
-        self._plan: StepPlan | None = None  # of a decode step; None when placement or rows changed
         chunk = min(chunk_entries, -(-batch * max_len // window) * window)
         self.slots_per_chunk = max(1, chunk // window) if policy.uses_link else 0
+        self._decode = DecodePlan(
+            self.placement,
+            policy.schedule.jobs(self.num_layers, batch),
+            slots_per_chunk=self.slots_per_chunk,
+            uses_host=policy.uses_host,
+        )
         spec = CacheSpec(
             engine=self._dispatcher.engine,
             block=window,
@@ -109,7 +123,7 @@ class InplaceKVCache:
                 spec,
                 num_layers=self.num_layers,
                 batch=batch,
-                num_turns=self._turns,
+                num_turns=self._decode.turns,
                 slots_per_chunk=self.slots_per_chunk,
             )
 
@@ -129,26 +143,6 @@ class InplaceKVCache:
                 ) from error
             raise
 
-    def _slot_budget(
-        self, streams: Sequence[Sequence[Stream]], itemsize: int, host_memory: int | None
-    ) -> int:
-        size = Footprint(
-            streams=tuple(map(tuple, streams)),
-            batch=self.batch,
-            max_len=self.max_len,
-            window=self.block,
-            itemsize=itemsize,
-            uses_host=self.policy.uses_host,
-            uses_link=self.policy.uses_link,
-        )
-        slots = size.host_slots(host_memory)
-        if slots == 0 and self.max_len >= self.block:
-            raise CapacityError(
-                f"host_memory: one block of {self.block} tokens and its buffers take {size.host_bytes(1)} bytes in "
-                f"all layers, the budget is {host_memory}; raise it or choose a smaller window"
-            )
-        return slots
-
     # --- what it says of itself ---------------------------------------------------------------
 
     @property
@@ -164,19 +158,17 @@ class InplaceKVCache:
     @property
     def num_turns(self) -> int:
         """Link calls a layer and step: the bucket that the next step must be compiled for."""
-        return self._turns
+        return self._decode.turns
 
     @property
     def num_chunks(self) -> int:
         """Chunks that hold a live block: how much of the turns is used."""
-        return self._num_chunks
+        return self._decode.num_chunks
 
     @property
     def most_turns(self) -> int:
         """Turns that this cache can ever need."""
-        if not self.policy.uses_link:
-            return 0
-        return turn_bucket(max(1, -(-self.placement.max_slots // self.slots_per_chunk)))
+        return self._decode.most_turns
 
     @property
     def layers_in_flight(self) -> int:
@@ -232,7 +224,7 @@ class InplaceKVCache:
                 )
             self.placement.begin(row)
             self.placement.append(row, length)
-            self._plan = None  # the row's slots may have been another's
+            self._decode.outdate()  # the row's slots may have been another's
             while self._places and self.placement.window_length(row) >= self.block:
                 region = self._route(row)
                 if region is None:
@@ -269,7 +261,7 @@ class InplaceKVCache:
         with self._dispatcher.lock:
             self._dispatcher.wait(self._dispatcher.tickets)
             self._active.add(row)
-            self._plan = None
+            self._decode.outdate()
 
     # --- decode -------------------------------------------------------------------------------
 
@@ -282,11 +274,12 @@ class InplaceKVCache:
         with self._dispatcher.lock:
             self._dispatcher.check_open()
             if self._evictions.settle():
-                self._plan = None
+                self._decode.outdate()
             for row in self.active_rows:
                 self._make_room(row)
-            if self._plan is None:
-                self._refresh()
+            if self._decode.plan is None:
+                shared = self._decode.refresh(self._active, self._views.shared)
+                self._views = dataclasses.replace(self._views, shared=shared)
             return self._views
 
     def step(self, fn: Callable[[Views], tuple[Views, T]]) -> T:
@@ -297,11 +290,11 @@ class InplaceKVCache:
         """
         with self._dispatcher.lock:
             self.prepare_step()
-            out = self._dispatch(self._plan if self.spec.has_calls else None, fn)
+            out = self._dispatch(self._decode.plan if self.spec.has_calls else None, fn)
             for row in self._active:
                 self.placement.append(row)
             self._start_evictions()
-            for timing in self._dispatcher.timings(len(self._jobs)):
+            for timing in self._dispatcher.timings(self._decode.num_jobs):
                 self.policy = self.policy.observe(timing)
             return out
 
@@ -312,7 +305,7 @@ class InplaceKVCache:
             self._evictions.forget(row)
             self.placement.release(row)
             self._active.discard(row)
-            self._plan = None
+            self._decode.outdate()
 
     def compile_evict(self) -> None:
         """Compiles the program that moves a block out of the window, before it is needed."""
@@ -351,34 +344,7 @@ class InplaceKVCache:
             raise CapacityError(self._full_text(f"another token of row {row}"))
         self._evictions.wait(row)
         self._evictions.settle()
-        self._plan = None
-
-    def _refresh(self) -> None:
-        """Rebuilds the decode plan and the operands that follow from the placement."""
-        rows = range(self.batch)
-        owner, spans = chunk_table(self.placement, self.active_rows, max(1, self.slots_per_chunk))
-        self._num_chunks = len(spans)
-        if self.policy.uses_link:
-            self._turns = max(self._turns, turn_bucket(len(spans)))
-            surplus = np.full((self._turns - len(spans), self.slots_per_chunk), -1, np.int32)
-            owner = np.concatenate([owner, surplus])
-        else:
-            owner = np.zeros((0, 0), np.int32)
-        self._plan = decode_plan(
-            self._jobs,
-            [self.placement.table(r, Region.UNPINNED) if r in self._active else [] for r in rows],
-            spans,
-            self._turns,
-            uses_host=self.policy.uses_host,
-            uses_link=self.policy.uses_link,
-        )
-        shared = self._views.shared._replace(
-            owner=jnp.array(owner),
-            start=jnp.array([self.placement.window_start(r) for r in rows], jnp.int32),
-            length=jnp.array([self.length(r) for r in rows], jnp.int32),
-            active=jnp.array([r in self._active for r in rows], bool),
-        )
-        self._views = dataclasses.replace(self._views, shared=shared)
+        self._decode.outdate()
 
     def _full_text(self, what: str) -> str:
         refusals = [text for r in HOST_REGIONS if (text := self._pools.refusal(r))]

@@ -4,7 +4,7 @@ from typing import Final
 
 import jax.numpy as jnp
 
-from wscope_jax import _ffi
+from wscope_jax import _ffi, devices
 from wscope_jax.layout import EntryLayout
 from wscope_jax.roofline import LEAST_COST_S, Roofline
 
@@ -15,8 +15,8 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
     """Costs of one layer's entries on this machine, now.
 
     A and C_CPU are the slope and the rest of two runs of different size, over huge pages that no cache holds. B is
-    that of a copy; what the device's own part of attention adds to it shows in the first steps, which
-    `Roofline.observe` follows.
+    that of a copy, over the link where there is a GPU; what the device's own part of attention adds to it shows in the
+    first steps, which `Roofline.observe` follows.
 
     Args:
         layout: what an entry stores.
@@ -42,7 +42,11 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
 
     short, long = kernel_s(few), kernel_s(many)
     slope = max((long - short) / ((many - few) * window), LEAST_COST_S)
-    copied = 1e-9 * _ffi.time_copy(MEASURED_BYTES) * entry_bytes / MEASURED_BYTES
+    number = devices.cuda_number()
+    copy_ns = (
+        _ffi.time_copy(MEASURED_BYTES) if number is None else _ffi.time_load(number, MEASURED_BYTES)
+    )
+    copied = 1e-9 * copy_ns * entry_bytes / MEASURED_BYTES
     return Roofline(
         cpu_s_per_entry=slope,
         link_s_per_entry=max(copied, LEAST_COST_S),

@@ -11,20 +11,20 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax import calibration, cores, forks, machine, policies
+from wscope_jax import calibration, devices, forced, forks, machine, policies
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import start_workers
 from wscope_jax.errors import UsageError
 from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.generation import Generation
-from wscope_jax.memory_plan import plan
+from wscope_jax.memory_plan import Plan, plan
 from wscope_jax.models import registry
 from wscope_jax.policies import Policy, Resident, WriteScope
 from wscope_jax.programs import ModelPrograms
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Result
-from wscope_jax.sampling import Sampling, row_operands
+from wscope_jax.sampling import Sampling
 from wscope_jax.token_ids import Prompt, id_array, prompt_ids
 from wscope_jax.tokenizer import Tokenizer
 
@@ -43,6 +43,7 @@ class Engine:
         model: see `models`.
         policy: a name (see `policies.BY_NAME`, or "auto") or a policy.
         window: D, one of 32, 64, 128, 256, 512.
+        gpu_memory: bytes that weights and cache may take on the GPU; None = what JAX has there. Not used without one.
         host_memory: bytes for the host regions; None = as many as a call needs.
         threads: CPU workers; None = what suits this machine.
         eos_ids: ids that end a sequence.
@@ -60,6 +61,7 @@ class Engine:
         *,
         policy: str | Policy = "auto",
         window: int = 256,
+        gpu_memory: int | None = None,
         host_memory: int | None = None,
         threads: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
@@ -69,14 +71,13 @@ class Engine:
         forks.mark_started()
         self.progress = progress
         self._is_closed = False
-        if host_memory is not None and (
-            isinstance(host_memory, bool) or not isinstance(host_memory, int) or host_memory < 1
-        ):
-            raise UsageError(
-                f"host_memory: expected a positive number of bytes, got {host_memory!r}"
-            )
+        for name, budget in (("gpu_memory", gpu_memory), ("host_memory", host_memory)):
+            is_number = isinstance(budget, int) and not isinstance(budget, bool)
+            if budget is not None and not (is_number and budget > 0):
+                raise UsageError(f"{name}: expected a positive number of bytes, got {budget!r}")
         self.model = model
         self.window = window
+        self.gpu_memory = gpu_memory
         self.host_memory = host_memory
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
@@ -86,7 +87,7 @@ class Engine:
         self._programs = ModelPrograms(model)
         if threads is not None and threads < 1:
             raise UsageError(f"threads: expected at least 1, got {threads}")
-        start_workers(_num_workers(threads))
+        start_workers(devices.num_workers(threads))
         self.policy = policies.choose(policy) if isinstance(policy, str) else policy
         if (
             isinstance(self.policy, WriteScope)
@@ -102,6 +103,7 @@ class Engine:
                     dtype=self.dtype,
                 ),
             )
+        self._auto = self.policy if policy == "auto" else None
 
     @classmethod
     def from_pretrained(
@@ -150,6 +152,7 @@ class Engine:
             model,
             policy=policy,
             window=window,
+            gpu_memory=gpu_memory,
             host_memory=host_memory,
             threads=threads,
             eos_ids=frozenset(config.eos_token_ids),
@@ -270,58 +273,34 @@ class Engine:
         if num_tokens > max_len:
             raise UsageError(f"tokens: {num_tokens} tokens exceed max_model_len={max_len}")
         self._warn_of_positions(num_tokens)
-        rows = row_operands([Sampling()] * batch)
         with self._cache(batch, max_len, policy) as cache:
-            first = []
-            for row in range(batch):
-
-                def report(layers: int, row: int = row) -> None:
-                    done = row * prefill + prefill * layers // self._programs.num_layers
-                    self.progress.prefilling(done, batch * prefill)
-
-                x = self._programs.prefill(cache, row, ids_BT[row, :prefill].tolist(), report)
-                first.append(np.asarray(self._programs.logits(cache, x[prefill - 1 : prefill]))[0])
-            steps = [np.stack(first)]
-            for t in range(prefill, num_tokens):
-                _, logits = self._programs.step(cache, jnp.array(ids_BT[:, t]), rows)
-                steps.append(np.asarray(logits))
-        out = np.stack(steps, axis=1)
+            out = forced.score(self._programs, cache, ids_BT, prefill, self.progress)
         return out if np.ndim(ids) == 2 else out[0]
 
     def logits(self, ids: Any) -> Float32s:
         """Logits of every position, by the prefill path: float32 [B, T, vocabulary] of integers [B, T]."""
         self._check_open()
         ids_BT = id_array(ids, self.model.vocab_size)
-        batch, num_tokens = ids_BT.shape
         out = []
-        for row in range(batch):
-            with self._cache(1, num_tokens, policy=Resident()) as cache:
-                x = self._programs.prefill(cache, 0, ids_BT[row].tolist())
-                out.append(np.asarray(self._programs.logits(cache, x))[:num_tokens])
+        for row in ids_BT:
+            with self._cache(1, len(row), policy=Resident()) as cache:
+                out.append(forced.read(self._programs, cache, row.tolist()))
         return np.stack(out)
 
     def find_broken(self, ids: Sequence[int]) -> str | None:
         """Where numbers stop being finite as the model reads `ids`: "the embedding", "layer 3", "the head"."""
         self._check_open()
-        places: list[str] = []
-
-        def watch(done: int, x: jax.Array) -> None:
-            if not places and not bool(jnp.isfinite(x[: len(ids)]).all()):
-                places.append(f"layer {done - 1}" if done else "the embedding")
-
         with self._cache(1, len(ids), policy=Resident()) as cache:
-            x = self._programs.prefill(cache, 0, list(ids), watch=watch)
-            logits = self._programs.logits(cache, x)[: len(ids)]
-        if not places and not bool(jnp.isfinite(logits.max(-1)).all()):
-            places.append("the head")
-        return places[0] if places else None
+            return forced.find_broken(self._programs, cache, ids)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
-    def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
-        policy = policy or self.policy
+    def _plan(self, policy: Policy, batch: int, max_len: int) -> Plan:
         is_free = self.host_memory is None
-        plan(
+        gpu = devices.memory_left()  # the weights are there already
+        if gpu is not None and self.gpu_memory is not None:
+            gpu = min(gpu, max(0, self.gpu_memory - self._programs.weight_bytes))
+        return plan(
             self.model.streams,
             policy=policy,
             batch=batch,
@@ -330,9 +309,20 @@ class Engine:
             itemsize=jnp.dtype(self.dtype).itemsize,
             # Without a budget of the user's all that the machine has left but a margin, for windows too.
             host_memory=machine.memory().budget if is_free else self.host_memory,
-            is_shared=is_free,
+            gpu_memory=gpu,
+            is_shared=is_free and gpu is None,
             chunk_entries=self.chunk_entries,
-        ).require_fit()
+        )
+
+    def _choose(self, batch: int, max_len: int) -> Policy:
+        """The engine's policy; where that was "auto", on a GPU that holds the whole cache, `resident`."""
+        if self.policy is not self._auto or devices.current().platform == "cpu":
+            return self.policy
+        return Resident() if self._plan(Resident(), batch, max_len).fits else self.policy
+
+    def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
+        policy = policy or self._choose(batch, max_len)
+        self._plan(policy, batch, max_len).require_fit()
         return InplaceKVCache(
             self.model.streams,
             policy=policy,
@@ -376,16 +366,3 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # An interruption does not wait for what is being compiled ahead.
         self._close(wait=kind is None or issubclass(kind, Exception))
-
-
-def _num_workers(threads: int | None) -> int:
-    available = cores.available()
-    if threads is not None and threads > available:
-        log.warning(
-            "threads: %d workers were asked for, this process may use %d cores; %d are started",
-            threads,
-            available,
-            available,
-        )
-        threads = available
-    return cores.split(available, threads=threads).workers

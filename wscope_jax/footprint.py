@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
+from wscope_jax.errors import CapacityError
 from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, Stream
 
 CHUNK_ENTRIES: Final = (
@@ -191,6 +192,20 @@ class Footprint:
             middle = (low + high) // 2
             low, high = (middle, high) if self.host_bytes(middle) <= host_memory else (low, middle)
         return low
+
+    def require_slots(self, host_memory: int | None) -> int:
+        """`host_slots`, of which there must be one if a row can ever fill a block.
+
+        Raises:
+            CapacityError: not even one block fits into `host_memory`.
+        """
+        slots = self.host_slots(host_memory)
+        if slots == 0 and self.max_len >= self.window:
+            raise CapacityError(
+                f"host_memory: one block of {self.window} tokens and its buffers take {self.host_bytes(1)} bytes in "
+                f"all layers, the budget is {host_memory}; raise it or choose a smaller window"
+            )
+        return slots
 
     def _counts(self) -> Iterator[tuple[Stream, int]]:
         yield from _count(self.streams)

@@ -11,6 +11,7 @@ from wscope_jax.errors import CapacityError, UsageError
 from wscope_jax.footprint import CHUNK_ENTRIES, Footprint
 from wscope_jax.layout import WINDOW_SIZES, Region, Stream
 from wscope_jax.policies import Policy
+from wscope_jax.sizes import amount
 
 MOST: Final = (1 << 31) - 1  # tokens of a row, and rows: positions are int32
 
@@ -168,14 +169,14 @@ class Plan:
         texts = []
         for name, missing in self.shortages.items():
             if name == "gpu":
-                what, needed, budget = self._device_text(), self.device_needed, self.gpu_memory
+                label, what, needed = "GPU memory", self._device_text(), self.device_needed
             else:
                 rest = f", their buffers, {self._device_text()}" if self.is_shared else ""
                 what = f"the placed blocks{rest or ' and their buffers'}"
-                needed, budget = self.host_needed, self.host_memory
-            label = "GPU memory" if name == "gpu" else "host memory"
+                label, needed = "host memory", self.host_needed
+            budget, short = amount(needed - missing), amount(missing)
             texts.append(
-                f"{label}: {what} take {needed} bytes, the budget is {budget}: short by {missing} bytes"
+                f"{label}: {what} take {amount(needed)}, the budget is {budget}: short by {short}"
             )
         return "; ".join(texts)
 
@@ -277,8 +278,9 @@ def plan(
     """
     if window not in WINDOW_SIZES:
         raise UsageError(f"window: expected one of {WINDOW_SIZES}, got {window}")
-    if not (1 <= batch <= MOST and 1 <= max_len <= MOST):
-        raise UsageError(f"batch, max_len: expected 1 to {MOST}, got {batch}, {max_len}")
+    for name, count in (("batch", batch), ("max_model_len", max_len)):
+        if not 1 <= count <= MOST:
+            raise UsageError(f"{name}: expected 1 to {MOST}, got {count}")
     return Plan(
         footprint=Footprint(
             streams=tuple(map(tuple, streams)),

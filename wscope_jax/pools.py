@@ -1,6 +1,7 @@
 """Host memory of the two placed regions: address space for everything, pages committed ahead of need."""
 
 import contextlib
+import logging
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Final
 
@@ -8,6 +9,8 @@ from wscope_jax import _ffi
 from wscope_jax.errors import CapacityError
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS, Placement
+
+log = logging.getLogger(__name__)
 
 COMMIT_BYTES: Final = (
     64 << 20
@@ -21,16 +24,24 @@ class HostPools:
         num_layers: layers that store blocks.
         block_bytes: bytes of one block of one layer.
         max_slots: slots that both regions together may commit.
+        device: number of the CUDA device that streams PINNED, which is pinned for it; None = streamed by copies.
     """
 
-    def __init__(self, num_layers: int, block_bytes: int, max_slots: int) -> None:
+    def __init__(
+        self, num_layers: int, block_bytes: int, max_slots: int, device: int | None = None
+    ) -> None:
         self.slot_bytes = num_layers * block_bytes
         self.max_slots = max_slots
         # A region commits a step ahead at most, so a small budget is exceeded by little.
         self._step = max(1, min(COMMIT_BYTES // self.slot_bytes, max_slots // 16))
         try:
             self._pools = {
-                region: _ffi.Pool(num_layers, max(1, max_slots), block_bytes)
+                region: _ffi.Pool(
+                    num_layers,
+                    max(1, max_slots),
+                    block_bytes,
+                    device if region is Region.PINNED else None,
+                )
                 for region in HOST_REGIONS
             }
         except (MemoryError, ValueError, TypeError) as error:  # the last two: beyond 64 bits
@@ -72,6 +83,8 @@ class HostPools:
             try:
                 pool.commit(max(num_slots, ahead))
             except MemoryError as error:
+                if region not in self._refused:
+                    log.warning("%s: %s; blocks go to the other region", region, str(error))
                 self._refused[region] = str(error)
                 return False
         spare = self.max_slots - sum(p.committed for p in self._pools.values())

@@ -58,6 +58,11 @@ class ModelPrograms:
         self._layers = [Split.of(layer) for layer in model.layers]
         self._kinds = [model.layer_kind(i) for i in range(model.num_layers)]
 
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the model's arrays."""
+        return sum(leaf.nbytes for leaf in self._model.leaves)
+
     # --- decode -----------------------------------------------------------------------------------------------------
 
     def step(

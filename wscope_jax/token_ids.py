@@ -59,14 +59,15 @@ def check_ids(ids: npt.ArrayLike, vocab_size: int, where: str) -> None:
     Raises:
         UsageError: there is none, or one is out of range.
     """
-    flat = np.asarray(ids).reshape(-1)
-    if not len(flat):
+    array = np.asarray(ids)
+    if not array.size:
         raise UsageError(f"{where} is empty: it has no token; give it one")
-    wrong = np.flatnonzero((flat < 0) | (flat >= vocab_size))
+    wrong = np.argwhere((array < 0) | (array >= vocab_size))
     if len(wrong):
-        at = int(wrong[0])
+        *row, at = wrong[0].tolist()
+        place = f"row {row[0]}, column {at} (both from 0)" if row else f"index {at}"
         raise UsageError(
-            f"{where}: id {int(flat[at])} at index {at} is outside the vocabulary, 0 to "
+            f"{where}: id {int(array[*row, at])} at {place} is outside the vocabulary, 0 to "
             f"{vocab_size - 1}; was it made with another tokenizer?"
         )
 

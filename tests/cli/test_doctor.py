@@ -4,6 +4,7 @@ import importlib
 import importlib.metadata
 import json
 import os
+import re
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -52,7 +53,14 @@ def test_this_machine(run: Run) -> None:
     ):
         assert found[name]["value"]
     assert all(entry["remedy"] for entry in found.values() if entry["status"] == "warning")
-    assert "GB/s" in found["read bandwidth"]["value"]
+    workers = cores.split(cores.available()).workers
+    for name, about in (
+        ("read bandwidth", f"on {workers} thread"),
+        ("attention reads", f"on {workers} worker"),
+    ):
+        rate, _, what = found[name]["value"].partition(": ")
+        assert re.fullmatch(r"[0-9]+\.[0-9] GB/s", rate)
+        assert about in what  # both by as many threads, so that one can be held against the other
 
 
 def test_table(capsys: pytest.CaptureFixture[str]) -> None:

@@ -145,7 +145,10 @@ def test_a_bad_line_is_named(tmp_path: Path, line: str | bytes, about: str) -> N
         ({"tokens": [1], "max_new_tokens": 0}, "line 2: max_new_tokens"),
         ({"tokens": [1], "max_new_tokens": None}, "line 2: max_new_tokens"),
         ({"tokens": [1], "stop": [3]}, "line 2: stop"),
-        ({"tokens": [1] * 40}, "line 2: 40 tokens exceed --max-model-len 30"),
+        (
+            {"tokens": [1] * 40},
+            "line 2: 40 tokens leave no room for a new one in --max-model-len 30",
+        ),
     ],
 )
 def test_nothing_runs_before_all_lines_are_right(

@@ -1,5 +1,6 @@
 """Every way for a verb to end, as a line on stderr and an exit code."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -63,7 +64,7 @@ def test_verb_decides(run: Callable[..., int], code: int) -> None:
         (KeyError("k"), 1, "error: KeyError: 'k' (WSCOPE_DEBUG=1 shows where)"),
         (ValueError("a\n  b"), 1, "error: ValueError: a b (WSCOPE_DEBUG=1 shows where)"),
         (RuntimeError(), 1, "error: RuntimeError: no message (WSCOPE_DEBUG=1 shows where)"),
-        (OSError(28, "No space left"), 1, None),
+        (OSError(28, "No space left"), 5, "error: [Errno 28] No space left"),
     ],
     ids=repr,
 )
@@ -81,6 +82,34 @@ def test_errors(
     assert err.count("\n") == 1
     if line is not None:
         assert err == f"wscope: {line}\n"
+
+
+def test_a_full_stdout(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with open("/dev/full", "w", encoding="utf-8") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert run(lambda: print("answer")) == 5  # type: ignore[arg-type, func-returns-value]
+        with contextlib.suppress(OSError):
+            full.close()
+    err = capsys.readouterr().err
+    assert err.startswith("wscope: error: stdout: No space left on device; the answer is lost")
+    assert err.count("\n") == 1
+
+
+def test_options_are_named_as_they_are_typed(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = types.ModuleType("wscope_jax.cli.plan")
+    monkeypatch.setitem(sys.modules, "wscope_jax.cli.plan", module)
+    words = ["plan", "--model", "m", "--host-memory", "1GB"]
+    for error, text in (
+        (CapacityError("host_memory: too small"), "--host-memory: too small"),
+        (CheckpointError("host_memory: no such directory"), "host_memory: no such directory"),
+    ):
+        module.run = lambda _, error=error: raising(error)()  # type: ignore[attr-defined]
+        assert cli.main(words) == error.exit_code
+        assert capsys.readouterr().err == f"wscope: error: {text}\n"
 
 
 def test_long_messages_are_cut(run: Callable[..., int], capsys: pytest.CaptureFixture[str]) -> None:

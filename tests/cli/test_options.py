@@ -1,10 +1,11 @@
 """The parser: what it takes, and how it refuses."""
 
 import argparse
+import dataclasses
 
 import pytest
 
-from wscope_jax import layout, policies
+from wscope_jax import Sampling, layout, policies
 from wscope_jax.cli import groups, options
 
 MODEL = ["--model", "m"]
@@ -48,6 +49,7 @@ def test_count_refused(text: str) -> None:
 def test_choices_are_those_of_the_library() -> None:
     assert set(groups.POLICIES) == {"auto", *policies.BY_NAME}
     assert groups.WINDOWS == layout.WINDOW_SIZES
+    assert set(groups.SAMPLING) == {field.name for field in dataclasses.fields(Sampling)}
 
 
 def test_generate_defaults() -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.engines import CHECKPOINTS
 from wscope_jax import cli, machine
 from wscope_jax.cli import plan, start
+from wscope_jax.sizes import amount
 
 GIB = 1 << 30
 QWEN = ["--model", "qwen3-30b-a3b", "--batch", "32", "--max-model-len", "32768"]
@@ -71,7 +72,7 @@ def test_what_does_not_fit_is_an_answer(run: Run) -> None:
     got = found(run, *QWEN, "--host-memory", "100GB", "--gpu-memory", "80GiB")
     assert not got["fits"]
     assert got["short_by"] == 103_079_215_104 + 2 * 32_768 * 2_048 - 100_000_000_000
-    assert str(got["short_by"]) in got["why"]
+    assert amount(got["short_by"]) in got["why"]
     for option, key in (("--max-model-len", "largest_context"), ("--batch", "largest_batch")):
         words = [*QWEN, "--host-memory", "100GB", "--gpu-memory", "80GiB", "--check"]
         assert run(*words, option, str(got[key]))[0] == 0

@@ -2,17 +2,17 @@
 
 import contextlib
 import json
-import os
 import re
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+
+from tests import processes
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden" / "mixtral"
 LONG = ["--dtype", "float32", "--window", "32", "--max-new-tokens", "50000", "--ignore-eos"]
@@ -23,23 +23,11 @@ def start(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Callable[..., subprocess.Popen[bytes]]]:
     """Starts `wscope` in a process of its own; what one compiled the next one finds."""
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cpu",
-        "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
-        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+    environment = processes.environment(tmp_path_factory.mktemp("compiled"))
     with contextlib.ExitStack() as stack:
 
         def start_one(*words: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "wscope_jax", *words],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                bufsize=0,
-                env=environment,
-            )
+            process = processes.start(environment, *words)
             stack.enter_context(process)
             stack.callback(process.kill)
             return process
@@ -92,6 +80,9 @@ def test_demo(start: Any) -> None:
     assert values["matches_dense"] is True
     assert values["compiles"]["stall"] == 0
     assert len(values["tokens"][0]) == 512
+    words = values["text"][0].split()
+    runs = list(zip(words, words[1:], words[2:], strict=False))
+    assert len(set(runs)) > 0.6 * len(runs), values["text"]  # it does not go round in circles
     assert [asked["region"] for asked in values["look_ups"]] == ["window", "unpinned", "pinned"]
     assert all(asked["right"] for asked in values["look_ups"]), values["look_ups"]
     assert all(held["tokens"] > 0 for held in values["regions"].values()), values["regions"]

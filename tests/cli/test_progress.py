@@ -87,11 +87,11 @@ def test_on_a_terminal(drawn: Terminal, monkeypatch: pytest.MonkeyPatch, no_colo
         monkeypatch.setenv("NO_COLOR", "1")
     with progress.shown(quiet=False) as shown:
         for part in range(1, 5):
-            shown.loading(part << 20, 4 << 20)
+            shown.loading(part * 10**6, 4 * 10**6)
         for part in range(1, 4):
             shown.prefilling(1000 * part, 3000)
     text = drawn.getvalue()
-    for words in ("loading", "2 of 4 MiB", "reading the prompt", "2,000 of 3,000 tokens"):
+    for words in ("loading", "2 of 4 MB", "reading the prompt", "2,000 of 3,000 tokens"):
         assert words in text
     assert ("\x1b[38" in text or "\x1b[35" in text) is not no_color
     assert "\x1b[?25h" in text  # the cursor is back

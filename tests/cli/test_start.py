@@ -63,6 +63,33 @@ def test_log_lines() -> None:
     assert start._OneLine().format(record) == "wscope: warning: 3 tokens"
 
 
+@pytest.mark.parametrize(
+    ("words", "limit", "expected"),
+    [
+        (["--host-memory", "64GB"], None, []),
+        (["--host-memory", "65GB"], None, ["--host-memory 65.00 GB: this machine has only 64.00"]),
+        (["--host-memory", "9GB"], 8 * 10**9, ["9.000 GB: this process may use only 8.000 GB"]),
+        (["--gpu-memory", "80GB"], None, ["--gpu-memory 80.00 GB: the H has only 40.00 GB"]),
+        (["--gpu-memory", "40GB"], None, []),
+        ([], 1, []),
+    ],
+)
+def test_budgets_beyond_the_machine(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    words: list[str],
+    limit: int | None,
+    expected: list[str],
+) -> None:
+    memory = machine.Memory(64 * 10**9, 10**9, limit, 10**9)
+    monkeypatch.setattr(machine, "memory", lambda: memory)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("H", 40 * 10**9, 10**9)])
+    monkeypatch.setenv("JAX_PLATFORMS", "cuda")
+    start._warn_of_budgets(options.build_parser().parse_args(["generate", "--model", "m", *words]))
+    assert len(caplog.messages) == len(expected)
+    assert all(about in text for about, text in zip(expected, caplog.messages, strict=True))
+
+
 def opened(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, Any]:
     """What the engine is asked for by these options."""
     asked: dict[str, Any] = {}

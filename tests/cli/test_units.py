@@ -1,4 +1,4 @@
-"""Sizes, read and written."""
+"""Sizes as the command line takes them."""
 
 import argparse
 
@@ -29,19 +29,3 @@ def test_size(text: str, expected: int) -> None:
 def test_size_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         units.size(text)
-
-
-@pytest.mark.parametrize(
-    ("num_bytes", "text"),
-    [
-        (0, "0 B"),
-        (999, "999 B"),
-        (1000, "1.000 KB"),
-        (37_748_736, "37.75 MB"),
-        (254_803_968, "254.8 MB"),
-        (32_614_907_904, "32.61 GB"),
-        (5_000_000_000_000_000, "5,000 TB"),
-    ],
-)
-def test_amount(num_bytes: int, text: str) -> None:
-    assert units.amount(num_bytes) == text

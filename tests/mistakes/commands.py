@@ -4,6 +4,7 @@ import contextlib
 import io
 import logging
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -14,6 +15,11 @@ from wscope_jax.cli import start
 
 CODES = (0, 1, 2, 3, 4, 5, 130, 143)
 TINY = CHECKPOINTS["qwen3_moe"]
+
+
+def tiny_with(ids: Path, model: Path = TINY) -> list[object]:
+    """Options of `generate` and `score`: the tiny checkpoint or a copy of it, and a file of token ids."""
+    return ["--model", model, "--tokens", ids, "--dtype", "float32", "--window", 32]
 
 
 class Done(NamedTuple):

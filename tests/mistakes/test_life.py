@@ -18,8 +18,9 @@ import jax
 import numpy as np
 import pytest
 
+from tests import processes
 from tests.engines import ALL_POLICIES, CHECKPOINTS, engine
-from tests.mistakes.commands import TINY, wscope
+from tests.mistakes.commands import TINY, tiny_with, wscope
 from wscope_jax import Engine, InplaceKVCache, Sampling, _ffi, forks
 from wscope_jax.cli import signals
 from wscope_jax.errors import MachineError, UsageError, WscopeError
@@ -334,16 +335,7 @@ def test_every_phase_can_be_interrupted(
         return whole(*args, **kwargs)
 
     monkeypatch.setattr(owner, name, counting)
-    words = [
-        "--model",
-        TINY,
-        "--dtype",
-        "float32",
-        "--window",
-        32,
-        "--tokens",
-        tmp_path / "ids.npy",
-    ]
+    words = tiny_with(tmp_path / "ids.npy")
     done = wscope("generate", *words, "--max-new-tokens", 5000, "--ignore-eos", "--json")
     assert done.code == signals.EXIT_CODES[number]
     assert done.err.splitlines()[-1] == f"wscope: {signals.WORDS[done.code]}"
@@ -371,44 +363,19 @@ def _resolve(name: str) -> Any:
 
 @pytest.fixture
 def environment(tmp_path: Path) -> dict[str, str]:
-    return {**os.environ, "JAX_PLATFORMS": "cpu", "HOME": str(tmp_path)}
-
-
-def start(environment: dict[str, str], *words: object, **options: Any) -> "subprocess.Popen[bytes]":
-    return subprocess.Popen(
-        [sys.executable, "-m", "wscope_jax", *map(str, words)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        env=environment,
-        **options,
-    )
+    return processes.environment(HOME=str(tmp_path))
 
 
 @pytest.fixture
 def endless(tmp_path: Path) -> list[object]:
     np.save(tmp_path / "ids.npy", np.arange(100, dtype=np.int32))
-    words = [
-        "--model",
-        TINY,
-        "--tokens",
-        tmp_path / "ids.npy",
-        "--dtype",
-        "float32",
-        "--window",
-        32,
-    ]
-    return ["generate", *words, "--ignore-eos", "--max-new-tokens"]
+    return ["generate", *tiny_with(tmp_path / "ids.npy"), "--ignore-eos", "--max-new-tokens"]
 
 
-def test_ends_soon_and_starts_again(
-    environment: dict[str, str], endless: list[object], tmp_path: Path
-) -> None:
+def test_ends_soon_and_starts_again(endless: list[object], tmp_path: Path) -> None:
     """Killed while it writes what it compiled, then run again; then interrupted while it starts."""
-    environment["JAX_COMPILATION_CACHE_DIR"] = str(tmp_path / "compiled")
-    environment["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
-    with start(environment, *endless, 50_000) as process:
+    environment = processes.environment(tmp_path / "compiled", HOME=str(tmp_path))
+    with processes.start(environment, *endless, 50_000) as process:
         assert process.stdout is not None
         process.stdout.read(5)
         process.kill()
@@ -417,13 +384,13 @@ def test_ends_soon_and_starts_again(
     assert written
     for number, file in enumerate(written):  # as a crash of the machine would leave them
         file.write_bytes(file.read_bytes()[: file.stat().st_size * (number % 3) // 3])
-    with start(environment, *endless, 3) as process:
+    with processes.start(environment, *endless, 3) as process:
         out, err = process.communicate(timeout=120)
     assert process.returncode == 0, err
     assert len(out.split()) == 3
     assert err.decode().splitlines()[0].startswith("wscope: 3 tokens"), err
     for wait_s in (1.0, 2.5):
-        with start(environment, *endless, 50_000) as process:
+        with processes.start(environment, *endless, 50_000) as process:
             time.sleep(wait_s)
             began = time.monotonic()
             process.send_signal(signal.SIGINT)
@@ -461,28 +428,46 @@ def test_the_interpreter_ends_with_a_live_cache(environment: dict[str, str]) -> 
 
 
 def test_closed_and_full_streams(environment: dict[str, str], endless: list[object]) -> None:
-    """stdout and stderr closed; a full stdout; an encoding that lacks letters; no home directory."""
-    shell = " ".join(f"'{word}'" for word in (sys.executable, "-m", "wscope_jax", *endless, 3))
+    """Streams closed or full, an encoding that lacks letters, no home directory: no answer is lost in silence."""
     environment["PYTHONIOENCODING"] = "ascii"
     environment.pop("HOME")
     environment.pop("JAX_COMPILATION_CACHE_DIR", None)
-    script = f"""
-        {shell} >&- 2>&-; echo "closed $?"
-        {shell} -q >/dev/full; echo "full $?"
-        wait
-    """
-    done = subprocess.run(
-        ["/bin/sh", "-c", textwrap.dedent(script)],
-        capture_output=True,
-        text=True,
-        timeout=200,
-        env=environment,
-        check=False,
+    generate = f"wscope {' '.join(map(str, endless))} 3 -q"
+    done = processes.shell(
+        environment,
+        f"""
+        {generate} 2>&- >/dev/null; echo "deaf $?"
+        {generate} >&- 2>&-; echo "closed $?"
+        {generate} >/dev/full; echo "full $?"
+        """,
     )
-    assert done.stdout.split("\n")[:2] == ["closed 0", "full 1"], done
+    assert done.stdout.split("\n")[:3] == ["deaf 0", "closed 5", "full 5"], done
     assert "No space left on device; the result was printed to stderr instead" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["doctor", f"plan --model {TINY}", f"inspect --model {TINY}"])
+def test_an_answer_that_nobody_gets(
+    environment: dict[str, str], words: str, unbuffered: str
+) -> None:
+    """One line on stderr, and exit code 5, whether stdout is closed or full."""
+    environment["PYTHONUNBUFFERED"] = unbuffered
+    script = f"wscope {words} >&-; echo $?; wscope {words} >/dev/full; echo $?"
+    done = processes.shell(environment, script)
+    assert done.stdout.split() == ["5", "5"], done
+    closed, full = done.stderr.splitlines()
+    assert closed.startswith("wscope: error: stdout is closed, so the answer would be lost; ")
+    assert full.startswith("wscope: error: stdout: No space left on device; the answer is lost")
+
+
+def test_help_that_nobody_gets(environment: dict[str, str]) -> None:
+    environment.pop("PYTHONUNBUFFERED", None)
+    done = processes.shell(environment, "wscope plan -h >/dev/full; echo $?")
+    assert done.stdout == "5\n"
+    assert done.stderr.startswith("wscope: error: stdout: No space left on device; ")
+    assert done.stderr.count("\n") == 1
 
 
 @pytest.fixture(autouse=True)

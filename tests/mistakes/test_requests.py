@@ -1,5 +1,6 @@
 """Wrong prompts, absurd options: what is refused, and in which words."""
 
+import json
 import math
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 from tests.engines import ALL_POLICIES, engine
 from tests.mistakes.commands import TINY, caught, check, refused, wscope
 from wscope_jax import Sampling
+from wscope_jax.cli import groups
 from wscope_jax.errors import UsageError
 
 MODEL = ["--model", TINY, "--dtype", "float32", "--window", 32]
@@ -38,25 +40,28 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (["--max-new-tokens", 0], ["--max-new-tokens", "at least 1"]),
         (["--max-new-tokens", -1], ["--max-new-tokens"]),
-        (["--max-new-tokens", 2**31], ["max_new_tokens", str(2**31 - 1)]),
-        (["--temperature", -0.1], ["temperature", "0 to 100"]),
-        (["--temperature", "nan"], ["temperature"]),
-        (["--temperature", "inf"], ["temperature"]),
-        (["--top-p", 0], ["top_p", "above 0"]),
-        (["--top-p", 1.1], ["top_p"]),
-        (["--min-p", -1], ["min_p"]),
-        (["--top-k", -1], ["top_k"]),
-        (["--seed", 2**63], ["seed", str(2**63 - 1)]),
+        (["--max-new-tokens", 2**31], ["--max-new-tokens:", str(2**31 - 1)]),
+        (["--temperature", -0.1], ["--temperature:", "0 to 100"]),
+        (["--temperature", "nan"], ["--temperature:"]),
+        (["--temperature", "inf"], ["--temperature:"]),
+        (["--top-p", 0], ["--top-p:", "above 0"]),
+        (["--top-p", 1.1], ["--top-p:"]),
+        (["--min-p", -1], ["--min-p:"]),
+        (["--top-k", -1], ["--top-k:"]),
+        (["--seed", 2**63], ["--seed:", str(2**63 - 1)]),
         (["--seed", "9" * 5000], ["--seed"]),
-        (["--stop", ""], ["stop", "1 to 1024"]),
-        (["--stop", "x"] * 65, ["stop", "64"]),
-        (["--stop", "x" * 1025], ["stop"]),
+        (["--stop", ""], ["--stop:", "1 to 1024"]),
+        (["--stop", "x"] * 65, ["--stop:", "64"]),
+        (["--stop", "x" * 1025], ["--stop:"]),
         (["--max-model-len", 68], ["prompt", "69 tokens", "68", "--truncate"]),
         (["--max-model-len", 10**19], ["--max-model-len"]),
         (["--window", 48], ["--window"]),
         (["--threads", 0], ["--threads"]),
         (["--host-memory", "0GiB"], ["--host-memory"]),
         (["--policy", "none"], ["--policy"]),
+        (["--policy", "cpu_only", "--cpu-share", "0.3"], ["--cpu-share: policy cpu_only"]),
+        (["--max-model-len", 10**10], ["--max-model-len: expected 1 to 2147483647"]),
+        (["--max-model-len", 69], ["69 tokens leave no room", "in --max-model-len 69"]),
         (["--jsonl-out", "/no/such/place"], ["--jsonl-out", "/no/such"]),
         (["--jsonl-out", "-", "--json"], ["--json", "--jsonl-out"]),
         (["--chat"], ["--chat and --tokens"]),
@@ -97,8 +102,55 @@ def test_score_takes_ids_of_the_vocabulary_only(
 
 
 @pytest.mark.usefixtures("command")
+def test_an_id_in_a_batch_is_named_by_row_and_column(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_load(monkeypatch)
+    np.save(tmp_path / "ids.npy", np.array([[1, 2, 3], [4, 5, -6]]))
+    words = ["--tokens", tmp_path / "ids.npy"]
+    done = wscope("score", *MODEL, *words, "--prefill", 1)
+    refused(done, 2, "--tokens", "id -6 at row 1, column 2 (both from 0)")
+    refused(wscope("generate", *MODEL, *words), 2, "prompt 2: id -6 at index 2")
+
+
+@pytest.mark.usefixtures("command")
+@pytest.mark.parametrize("verb", ["generate", "score", "inspect"])
+def test_a_configuration_is_no_checkpoint(
+    ids: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = {"generate": ["--tokens", ids], "score": ["--tokens", ids, "--prefill", 1]}
+    command = [verb, "--model", "qwen3-30b-a3b", *words.get(verb, [])]
+    refused(wscope(*command), 4, "configuration without weights", "`wscope plan`", "directory")
+    (tmp_path / "qwen3-30b-a3b").mkdir()  # a directory of that name is one
+    refused(wscope(*command), 4, "error: qwen3-30b-a3b: ")
+
+
+@pytest.mark.usefixtures("command")
+def test_a_text_that_places_nothing_needs_no_host_memory(tmp_path: Path) -> None:
+    """The budget is for placed blocks: below the window there are none, whatever the budget."""
+    np.save(tmp_path / "ids.npy", np.arange(5, dtype=np.int32))
+    words = [*MODEL, "--tokens", tmp_path / "ids.npy", "--host-memory", "1KiB", "--json"]
+    done = wscope("generate", *words, "--max-new-tokens", 26)
+    assert (done.code, done.err) == (0, "")
+    held = json.loads(done.out)["regions"]
+    assert held["unpinned"]["tokens"] == held["pinned"]["tokens"] == 0
+    refused(wscope("generate", *words, "--max-new-tokens", 27), 3, "host memory", "is 1.024 KB")
+
+
+@pytest.mark.usefixtures("command")
+def test_a_budget_beyond_the_machine_is_taken_and_told(ids: Path) -> None:
+    words = [*MODEL, "--tokens", ids, "--max-new-tokens", 1, "--host-memory", "4TB"]
+    done = wscope("generate", *words)
+    assert done.code == 0
+    (line,) = [line for line in done.err.splitlines() if "warning" in line]
+    assert line.startswith("wscope: warning: --host-memory 4.000 TB: this ")
+    assert wscope("generate", *words, "--quiet").err == ""
+
+
+@pytest.mark.usefixtures("command")
 def test_top_k_beyond_the_vocabulary(ids: Path) -> None:
-    refused(wscope("generate", *MODEL, "--tokens", ids, "--top-k", 129), 2, "top_k", "128")
+    refused(wscope("generate", *MODEL, "--tokens", ids, "--top-k", 129), 2, "--top-k:", "128")
 
 
 @pytest.mark.usefixtures("command")
@@ -129,7 +181,7 @@ def test_absurd_sizes(ids: Path, words: list[Any], code: int) -> None:
 def test_more_threads_than_cores_are_not_started(ids: Path) -> None:
     done = wscope("generate", *MODEL, "--tokens", ids, "--threads", 999, "--max-new-tokens", 1)
     assert done.code == 0
-    assert "threads: 999 workers were asked for" in done.err
+    assert "--threads: 999 workers were asked for" in done.err
 
 
 @pytest.mark.usefixtures("command")
@@ -185,18 +237,7 @@ def test_ids_are_named_with_their_index(prompt: Any, about: str) -> None:
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(
     st.dictionaries(
-        st.sampled_from(
-            [
-                "max_new_tokens",
-                "temperature",
-                "top_k",
-                "top_p",
-                "min_p",
-                "seed",
-                "stop",
-                "ignore_eos",
-            ]
-        ),
+        st.sampled_from(groups.SAMPLING),
         st.one_of(
             st.integers(),
             st.floats(),

@@ -18,6 +18,7 @@ import numpy as np
 from wscope_jax.checkpoint.files import Problems, open_directory, show
 from wscope_jax.checkpoint.headers import Stored, read_headers
 from wscope_jax.errors import CapacityError, CheckpointError, is_out_of_memory
+from wscope_jax.sizes import amount
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -208,7 +209,7 @@ def _naming(place: Place, dtype: np.dtype[Any]) -> Iterator[None]:
         name = ".".join(map(str, place.key))
         num_bytes = math.prod(place.shape) * dtype.itemsize
         raise CapacityError(
-            f"weights: no memory for {name}, {num_bytes} bytes of {dtype}; free some, or choose dtype bfloat16"
+            f"weights: no memory for {name}, {amount(num_bytes)} of {dtype}; free some, or choose dtype bfloat16"
         ) from error
 
 

@@ -10,8 +10,14 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-from wscope_jax.cli import options, signals, streams
-from wscope_jax.errors import CapacityError, MachineError, WscopeError, is_out_of_memory
+from wscope_jax.cli import options, signals, spelling, streams
+from wscope_jax.errors import (
+    CapacityError,
+    CheckpointError,
+    MachineError,
+    WscopeError,
+    is_out_of_memory,
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -38,7 +44,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _run(argv: Sequence[str] | None) -> int:
     try:
         with signals.terminable():
-            arguments = options.build_parser().parse_args(argv)
+            words = sys.argv[1:] if argv is None else argv
+            try:
+                arguments = options.build_parser().parse_args(words)
+            except SystemExit:
+                streams.flush()  # the text of --help
+                raise
+            spelling.learn(vars(arguments), words)
+            streams.require_stdout()
             verb = importlib.import_module(f"wscope_jax.cli.{arguments.verb}")
             code: int = verb.run(arguments)
             streams.flush()
@@ -52,7 +65,10 @@ def _run(argv: Sequence[str] | None) -> int:
     except KeyboardInterrupt:
         return _report(signals.WORDS[130], 130)
     except WscopeError as error:
-        return _report(f"error: {error}", error.exit_code)
+        # What is wrong with a checkpoint begins with a file, whatever that is called.
+        is_file = isinstance(error, CheckpointError)
+        text = str(error) if is_file else spelling.spell(str(error))
+        return _report(f"error: {text}", error.exit_code)
     except Exception as error:
         return _report(*_unexpected(error))
 
@@ -77,7 +93,7 @@ def _unexpected(error: Exception) -> tuple[str, int]:
     text = text if len(text) <= 400 else text[:400] + "..."
     if is_out_of_memory(error):
         return f"error: out of memory: {text}", CapacityError.exit_code
-    if isinstance(error, ImportError) or "can't start new thread" in text:
+    if isinstance(error, ImportError | OSError) or "can't start new thread" in text:
         return f"error: {text}", MachineError.exit_code
     hint = "" if options.is_debug() else " (WSCOPE_DEBUG=1 shows where)"
     return f"error: {type(error).__name__}: {text}{hint}", WscopeError.exit_code

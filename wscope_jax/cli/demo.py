@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from wscope_jax import demo_text
-from wscope_jax.cli import answer, report, start
+from wscope_jax.cli import answer, report, start, streams
 from wscope_jax.layout import Region
 
 if TYPE_CHECKING:
     from wscope_jax.engine import Engine
     from wscope_jax.generation import Generation
+    from wscope_jax.sampling import Sampling
 
-_SEED: Final = 7
+_SEED: Final = 7  # of the text that is read
 _WINDOW: Final = 256
 _TEXT_BYTES: Final = (
     8330  # 32 blocks of 256 and a rest, which holds the last note: it is in the window
@@ -49,7 +50,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer.print_json(values)
     else:
-        _print(values, difference)
+        with streams.printing():
+            _print(values, difference)
     return 0 if values["matches_dense"] else 1
 
 
@@ -69,24 +71,21 @@ def _open_engine() -> Iterator["Engine"]:
 
 def _continue(engine: "Engine", text: str, *, is_shown: bool) -> dict[str, Any]:
     """Streams what the model makes of the text; the result, with the path of the CPU share."""
-    from wscope_jax.sampling import Sampling
-
     _say(f"reading {len(text):,} bytes, then writing {_NEW_BYTES}; they end with:")
     _say("..." + " ".join(text[-200:].split()))
-    sampling = Sampling(
-        max_new_tokens=_NEW_BYTES, temperature=0.6, top_p=0.9, seed=_SEED, ignore_eos=True
-    )
+    _say("what it writes has the form of sentences and no meaning: it is a very small model")
     path = []
-    with engine.stream([text], sampling, max_model_len=_MAX_LEN) as generation:
+    with engine.stream([text], _writing(), max_model_len=_MAX_LEN) as generation:
         for number, event in enumerate(generation):
             if is_shown:
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
+                with streams.printing():
+                    sys.stdout.write(event.text)
             if number % _SHARE_EVERY == 0:
                 path.append(round(generation.cpu_share, 3))
         values = generation.result.as_dict()
     if is_shown:
-        print(flush=True)
+        with streams.printing():
+            print()
     values["cpu_share"]["path"] = path
     return values
 
@@ -125,7 +124,14 @@ def _look_up(engine: "Engine", planted: demo_text.PlantedText) -> list[dict[str,
     return asked
 
 
-def _digits() -> Any:
+def _writing() -> "Sampling":
+    """How the text goes on: at lower temperatures it repeats itself, whatever the seed."""
+    from wscope_jax.sampling import Sampling
+
+    return Sampling(max_new_tokens=_NEW_BYTES, temperature=0.9, top_p=0.9, seed=6, ignore_eos=True)
+
+
+def _digits() -> "Sampling":
     from wscope_jax.sampling import Sampling
 
     return Sampling(max_new_tokens=demo_text.NUM_DIGITS + 1, stop=("]",), ignore_eos=True)

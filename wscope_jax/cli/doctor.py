@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from wscope_jax.cli import answer
+from wscope_jax.cli import answer, streams
 from wscope_jax.cli.probes import FAULT, PROBES, WARNING, Finding
 from wscope_jax.cli.report import AnswerConsole
 from wscope_jax.errors import MachineError
@@ -25,7 +25,8 @@ def run(arguments: argparse.Namespace) -> int:
         found = [finding._asdict() for finding in findings]
         answer.print_json({"works": not faults, "findings": found})
     else:
-        _print(findings)
+        with streams.printing():
+            _print(findings)
     if faults:
         texts = (f"{fault.name}: {fault.value}; {fault.remedy}" for fault in faults)
         raise MachineError("; ".join(texts))

@@ -7,11 +7,21 @@ from typing import Final
 
 from wscope_jax.cli.units import size
 
-# The values of three options, written out so that `--help` need not import jax; tests hold them
-# against `policies.BY_NAME`, `layout.WINDOW_SIZES` and `configurations.names`.
+# Values and names of options, written out so that `--help` need not import jax; tests hold them
+# against `policies.BY_NAME`, `layout.WINDOW_SIZES`, `Sampling` and `configurations.names`.
 POLICIES: Final = ("auto", "write_scope", "gpu_only", "cpu_only", "resident")
 WINDOWS: Final = (32, 64, 128, 256, 512)
 DEFAULT_WINDOW: Final = 256
+SAMPLING: Final = (  # the options of `add_sampling`, as Python and a JSONL line spell them
+    "max_new_tokens",
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "seed",
+    "stop",
+    "ignore_eos",
+)
 CONFIGURATIONS: Final = ("deepseek-v2-lite", "deepseek-v4-flash", "mixtral-8x7b", "qwen3-30b-a3b")
 
 
@@ -120,8 +130,8 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_cache(parser: argparse.ArgumentParser) -> None:
-    """The options that `generate` and `score` share: the model, and how its cache is kept."""
+def add_model(parser: argparse.ArgumentParser) -> None:
+    """The checkpoint."""
     parser.add_argument(
         "--model",
         metavar="DIR",
@@ -129,6 +139,11 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
         required=True,
         help="a Hugging Face checkpoint directory",
     )
+
+
+def add_cache(parser: argparse.ArgumentParser) -> None:
+    """The options that `generate` and `score` share: the model, and how its cache is kept."""
+    add_model(parser)
     cache = parser.add_argument_group("cache")
     add_placement(cache)
     cache.add_argument(

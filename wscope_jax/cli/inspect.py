@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from wscope_jax.cli import answer, start
+from wscope_jax.cli import answer, start, streams
 from wscope_jax.cli.report import AnswerConsole
-from wscope_jax.cli.units import amount
 from wscope_jax.errors import CheckpointError
+from wscope_jax.sizes import amount
 
 if TYPE_CHECKING:
     from wscope_jax.checkpoint import Checkpoint, Stored
@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         CheckpointError: Anything is wrong with it; what could be found out is printed first.
     """
+    start.require_directory(arguments.model)
     start.prepare()
     from wscope_jax.checkpoint import Checkpoint, locate
     from wscope_jax.models import read_config
@@ -48,7 +49,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer.print_json(values)
     else:
-        _print(values)
+        with streams.printing():
+            _print(values)
     if values["problem"] is not None:
         raise CheckpointError(values["problem"])
     return 0

@@ -5,21 +5,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from wscope_jax.cli import prompts
+from wscope_jax.cli import groups, prompts
 from wscope_jax.errors import UsageError
 from wscope_jax.strict_json import parse_object
 
 SOURCES: Final = ("prompt", "tokens", "messages")
-SETTINGS: Final = (
-    "max_new_tokens",
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "seed",
-    "stop",
-    "ignore_eos",
-)
 MOST_MESSAGES: Final = 10_000
 
 
@@ -66,9 +56,9 @@ def read(file: Path) -> list[Line]:
 
 def _parse(where: str, number: int, raw: bytes) -> Line:
     found = _object(where, prompts.decode(raw, where))
-    unknown = [key for key in found if key not in (*SOURCES, *SETTINGS, "id")]
+    unknown = [key for key in found if key not in (*SOURCES, *groups.SAMPLING, "id")]
     if unknown:
-        allowed = ", ".join((*SOURCES, "id", *SETTINGS))
+        allowed = ", ".join((*SOURCES, "id", *groups.SAMPLING))
         raise UsageError(f"{where}: the key {unknown[0]!r:.60} is not known; allowed are {allowed}")
     given = [key for key in SOURCES if key in found]
     if len(given) != 1:
@@ -78,7 +68,7 @@ def _parse(where: str, number: int, raw: bytes) -> Line:
     key = found.get("id")
     if key is not None and (isinstance(key, bool) or not isinstance(key, str | int)):
         raise UsageError(f"{where}: id is {key!r:.60}; give a string or an integer")
-    settings: dict[str, Any] = {name: found[name] for name in SETTINGS if name in found}
+    settings: dict[str, Any] = {name: found[name] for name in groups.SAMPLING if name in found}
     if "stop" in settings:
         settings["stop"] = _stops(where, settings["stop"])
     return Line(

@@ -142,9 +142,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_inspect(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model", metavar="DIR", type=Path, required=True, help="a checkpoint directory"
-    )
+    groups.add_model(parser)
     groups.add_json(parser)
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from rich.table import Table
 
 from wscope_jax import machine
-from wscope_jax.cli import answer, report, start
+from wscope_jax.cli import answer, report, start, streams
 from wscope_jax.cli.report import AnswerConsole
-from wscope_jax.cli.units import amount
+from wscope_jax.sizes import amount
 
 if TYPE_CHECKING:
     from wscope_jax.configurations import Configuration
@@ -79,7 +79,8 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer.print_json(plan.as_dict())
     else:
-        _print(plan, model, (*_assumptions(plan, model, arguments), *budgets.notes))
+        with streams.printing():
+            _print(plan, model, (*_assumptions(plan, model, arguments), *budgets.notes))
     if arguments.check:
         _require_fit(plan)
     return 0
@@ -165,7 +166,7 @@ def _regions_table(plan: "Plan", model: "Configuration") -> Table:
 
 
 def _layers_table(plan: "Plan") -> Table:
-    title = f"per layer ({plan.bytes_per_token:,} bytes a token in all layers)"
+    title = f"per layer ({amount(plan.bytes_per_token)} a token in all layers)"
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0))
     names = ("unpinned", "pinned", "window", "spare")
     table.add_column("layers")

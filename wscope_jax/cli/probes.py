@@ -11,12 +11,12 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from wscope_jax import __version__, cores, machine
-from wscope_jax.cli.units import amount
+from wscope_jax.sizes import amount
 
 PYTHONS: Final = ((3, 11), (3, 14))  # oldest and newest that are tested
 JAX: Final = ((0, 10, 2), (0, 13))  # from, and below
 READ_BYTES: Final = 192 << 20  # beyond any cache of two cores, touched in a tenth of a second
-KERNEL_BLOCKS: Final = 32  # of 256 entries of 8 heads x (128 + 128) bfloat16: 32 MiB
+KERNEL_BLOCKS: Final = READ_BYTES >> 20  # of 256 entries of 8 heads x (128 + 128) bfloat16: 1 MiB
 OK: Final = "ok"
 NOTE: Final = "note"  # good to know
 WARNING: Final = "warning"  # works, but slower or less than it could
@@ -118,7 +118,7 @@ def _cores() -> Iterator[Finding]:
     limit = "no quota" if quota is None else f"quota {quota:g}"
     text = (
         f"{usable} usable (machine {os.cpu_count()}, affinity {allowed}, {limit}): "
-        f"{share.workers} for the cache, {share.xla} for XLA"
+        f"{share.workers} to attend to the cache, {share.xla} for XLA's programs"
     )
     if usable < 2:
         yield Finding("cores", text, WARNING, "give it two cores: CPU and device work at once")
@@ -194,7 +194,7 @@ def _gpu() -> Iterator[Finding]:
 def _bandwidth() -> Iterator[Finding]:
     import numpy as np
 
-    threads = cores.available()
+    threads = cores.split(cores.available()).workers  # as many as the kernel below has
     numbers = np.ones(READ_BYTES // 8, np.int64)
     parts = np.array_split(numbers, threads)
     with ThreadPoolExecutor(threads) as pool:
@@ -205,18 +205,31 @@ def _bandwidth() -> Iterator[Finding]:
             return time.perf_counter() - start
 
         seconds = min(read() for _ in range(3))
-    what = f"largest of {READ_BYTES >> 20} MiB of integers, numpy on {threads} threads, best of 3"
-    yield Finding("read bandwidth", f"{READ_BYTES / seconds / 1e9:.1f} GB/s ({what})")
+    what = f"how fast memory gives {amount(READ_BYTES)} to numpy on {_of(threads, 'thread')}, best of 3"
+    yield Finding("read bandwidth", f"{_rate(READ_BYTES / seconds)}: {what}")
     try:
         module: Any = importlib.import_module("wscope_jax._ffi")
     except ImportError:  # told above
         return
-    module.start_workers(cores.split(threads).workers)
+    module.start_workers(threads)
     shape, num_bytes = (32, 8, 128, 128, False, 256, "bfloat16"), 8 * 256 * 256 * 2
     ns = module.time_attention(*shape, KERNEL_BLOCKS)
     isa = module.isa_of(*shape) if hasattr(module, "isa_of") else "portable"
-    what = f"{isa}, bfloat16, 4 query heads a kv head, {module.num_workers()} workers"
-    yield Finding("attention reads", f"{KERNEL_BLOCKS * num_bytes / ns:.2f} GB/s ({what})")
+    size, workers = KERNEL_BLOCKS * num_bytes, _of(module.num_workers(), "worker")
+    what = (
+        f"how fast the CPU's attention goes through {amount(size)} of cache on {workers} "
+        f"({isa}, bfloat16, 4 query heads a kv head)"
+    )
+    yield Finding("attention reads", f"{_rate(size / ns * 1e9)}: {what}")
+
+
+def _rate(bytes_per_s: float) -> str:
+    """A bandwidth; a GB is 10^9 bytes, as everywhere in this program's output."""
+    return f"{bytes_per_s / 1e9:.1f} GB/s"
+
+
+def _of(number: int, thing: str) -> str:
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _environment() -> Iterator[Finding]:

@@ -28,7 +28,7 @@ class TerminalProgress:
 
     def loading(self, done: int, total: int) -> None:
         """See `Progress`."""
-        self._show("loading", done / 2**20, total / 2**20, "MiB", done == total)
+        self._show("loading", done / 1e6, total / 1e6, "MB", done == total)
 
     def prefilling(self, done: int, total: int) -> None:
         """See `Progress`."""

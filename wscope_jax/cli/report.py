@@ -6,6 +6,8 @@ from typing import Any, Final, NoReturn, TextIO
 from rich.console import Console
 from rich.table import Table
 
+from wscope_jax.sizes import amount
+
 
 class AnswerConsole(Console):
     """A console whose reader may leave (`wscope plan ... | head`); rich itself would exit with 1."""
@@ -33,12 +35,11 @@ def regions_table(regions: Mapping[str, Mapping[str, int]]) -> Table:
     table.add_column("region")
     table.add_column("memory")
     table.add_column("tokens", justify="right")
-    table.add_column("MiB", justify="right")
+    table.add_column("size", justify="right")
     table.add_column("what it is for")
     for name, held in regions.items():
         memory, role = ROLES.get(name, ("", ""))
-        mib = held["bytes"] / 2**20
-        table.add_row(name, memory, f"{held['tokens']:,}", f"{mib:,.2f}", role)
+        table.add_row(name, memory, f"{held['tokens']:,}", amount(held["bytes"]), role)
     return table
 
 

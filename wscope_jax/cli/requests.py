@@ -112,14 +112,14 @@ def encode(arguments: argparse.Namespace, requests: Sequence[Request]) -> list[l
 
 def _fit(where: str, ids: list[int], most: int | None, side: str | None) -> list[int]:
     """The ids, cut at one side where that was asked for; room for one new token is left."""
-    if most is None or len(ids) <= most:
+    if most is None or len(ids) < most:
         return ids
-    if side is None:
+    kept = most - 1
+    if side is None or not kept:
         raise UsageError(
-            f"{where}: {len(ids)} tokens exceed --max-model-len {most}; shorten it, raise the "
-            "limit, or let it be cut with --truncate left or right"
+            f"{where}: {len(ids)} tokens leave no room for a new one in --max-model-len {most}; "
+            "shorten it, raise the limit, or let it be cut with --truncate left or right"
         )
-    kept = max(1, most - 1)
     log.warning("%s: %d of %d tokens are kept, cut at the %s", where, kept, len(ids), side)
     return ids[-kept:] if side == "left" else ids[:kept]
 

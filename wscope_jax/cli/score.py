@@ -20,6 +20,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         WscopeError: What was wrong, with its exit code.
     """
+    start.require_directory(arguments.model)
     ids = read_tokens(arguments.tokens)
     prefill, length = arguments.prefill, ids.shape[-1]
     if prefill > length:
@@ -57,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         answer.print_json(values)
     else:
-        print("nll: no token was forced" if nll is None else f"nll {nll:.6f} nats a token")
+        answer.print_line(
+            "nll: no token was forced" if nll is None else f"nll {nll:.6f} nats a token"
+        )
     return 0
 
 

@@ -8,8 +8,9 @@ process.
 import contextlib
 import os
 import signal
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, NoReturn
 
@@ -94,11 +95,14 @@ def terminable() -> Iterator[None]:
     # A shell starts background jobs with SIGINT ignored; that stays so.
     chosen = [number for number in EXIT_CODES if before[number] not in (signal.SIG_IGN, None)]
     _watch = _make_watch()
+    hook = sys.unraisablehook
+    sys.unraisablehook = lambda discarded: _tell(discarded, hook)
     for number in chosen:
         signal.signal(number, _interrupt)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         for number in chosen:
             signal.signal(number, before[number])
         watch, _watch, _pending = _watch, None, None
@@ -124,6 +128,14 @@ def _make_watch() -> Watch | None:
         return Watch()
     except (OSError, RuntimeError):  # no descriptor or no thread left: signals are handled later
         return None
+
+
+def _tell(
+    discarded: "sys.UnraisableHookArgs", hook: Callable[["sys.UnraisableHookArgs"], object]
+) -> None:
+    """Python's report of an exception that it discards, but for an interruption: `note_text` raises that again."""
+    if not issubclass(discarded.exc_type, KeyboardInterrupt):
+        hook(discarded)
 
 
 def _interrupt(number: int, frame: FrameType | None) -> NoReturn:

@@ -11,20 +11,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wscope_jax import cores, machine
-from wscope_jax.cli import options, streams
-from wscope_jax.errors import MachineError
+from wscope_jax.cli import groups, options, spelling, streams
+from wscope_jax.errors import CheckpointError, MachineError
 from wscope_jax.progress import SILENT, Progress
+from wscope_jax.sizes import amount
 
 if TYPE_CHECKING:
     from wscope_jax.engine import Engine
     from wscope_jax.sampling import Sampling
+
+log = logging.getLogger(__name__)
 
 
 class _OneLine(logging.Formatter):
     """`wscope: warning: ...`, as errors are shown."""
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{record.levelname.lower()}: {record.getMessage()}"
+        line = f"{record.levelname.lower()}: {spelling.spell(record.getMessage())}"
         return f"wscope: {streams.printable(line)}"
 
 
@@ -67,6 +70,37 @@ def require_device() -> None:
         raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
 
 
+def require_directory(model: Path) -> None:
+    """Refuses the name of a configuration that ships with the package where weights are needed.
+
+    Raises:
+        CheckpointError: If it is one, and no directory is called so.
+    """
+    if str(model) in groups.CONFIGURATIONS and not model.exists():
+        raise CheckpointError(
+            f"--model {model}: the name of a configuration without weights, which only `wscope plan` takes; "
+            "download the model's checkpoint and give its directory"
+        )
+
+
+def _warn_of_budgets(arguments: argparse.Namespace) -> None:
+    """Says which budget exceeds what the machine has; it is taken as it is."""
+    memory, gpus = machine.memory(), machine.gpus() if machine.expects_gpu() else []
+    most = memory.total if memory.limit is None else min(memory.total, memory.limit)
+    what = "this machine has" if most == memory.total else "this process may use"
+    found = [("host", arguments.host_memory, most, what)]
+    found += [("gpu", arguments.gpu_memory, gpu.total, f"the {gpu.name} has") for gpu in gpus[:1]]
+    for name, budget, there, whose in found:
+        if budget is not None and budget > there:
+            log.warning(
+                "--%s-memory %s: %s only %s; the run may slow down or be killed when that is full",
+                name,
+                amount(budget),
+                whose,
+                amount(there),
+            )
+
+
 def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shorter: str) -> None:
     """Refuses what cannot fit, by the checkpoint's headers alone, before its weights are read.
 
@@ -81,29 +115,38 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
         CheckpointError: Anything about the checkpoint's configuration and headers.
         CapacityError: If it does not fit.
     """
-    import jax
-
-    from wscope_jax import configurations, memory_plan, policies
+    from wscope_jax import configurations, devices, memory_plan, policies
 
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     model = configurations.read(str(arguments.model), arguments.dtype)
-    budget = arguments.host_memory
+    _warn_of_budgets(arguments)
+    host, gpu = arguments.host_memory, devices.memory_left()
+    if gpu is not None and arguments.gpu_memory is not None:
+        gpu = min(gpu, arguments.gpu_memory)
     # Without a budget of the user's, and without a GPU, host memory has to hold everything.
-    is_shared = budget is None and jax.default_backend() == "cpu"
-    memory_plan.plan(
+    is_shared = host is None and gpu is None
+    planned = memory_plan.plan(
         model.streams,
         policy=policy,
         batch=batch,
         max_len=arguments.max_model_len or max_len,
         window=arguments.window,
         itemsize=configurations.ITEM_BYTES[model.dtype],
-        host_memory=machine.memory().budget if budget is None else budget,
+        host_memory=machine.memory().budget if host is None else host,
+        gpu_memory=gpu,
         is_shared=is_shared,
-        weights=model.weight_bytes if is_shared else 0,
-    ).require_fit(
+        weights=model.weight_bytes if is_shared or gpu is not None else 0,
+    )
+    larger = {
+        "host": "free memory on this machine" if host is None else "raise --host-memory",
+        "gpu": "free GPU memory, or let jax have more (XLA_PYTHON_CLIENT_MEM_FRACTION)"
+        if arguments.gpu_memory is None
+        else "raise --gpu-memory",
+    }
+    planned.require_fit(
         shorter=shorter,
         fewer=f"take {{}} of the {batch} sequences",
-        larger="free memory on this machine" if budget is None else "raise --host-memory",
+        larger=" and ".join(larger[name] for name in planned.shortages),
     )
 
 
@@ -120,10 +163,11 @@ def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "
     from wscope_jax.engine import Engine
 
     policy = policies.choose(arguments.policy, arguments.cpu_share)
+    is_auto = arguments.policy == "auto" and arguments.cpu_share is None
     require_device()
     return Engine.from_pretrained(
         arguments.model,
-        policy=policy,
+        policy="auto" if is_auto else policy,
         window=arguments.window,
         dtype=arguments.dtype,
         gpu_memory=arguments.gpu_memory,
@@ -148,10 +192,10 @@ def make_sampling(
     """
     from wscope_jax.sampling import Sampling
 
-    names = ("max_new_tokens", "temperature", "top_k", "top_p", "min_p", "seed", "ignore_eos")
-    given = {name: getattr(arguments, name) for name in names}
+    given = {name: getattr(arguments, name) for name in groups.SAMPLING}
     given = {name: value for name, value in given.items() if value is not None}
-    return Sampling(**{"stop": tuple(arguments.stop or ()), **given, **(settings or {})})
+    given["stop"] = tuple(arguments.stop or ())
+    return Sampling(**{**given, **(settings or {})})
 
 
 def _compilation_cache() -> Path | None:

@@ -1,9 +1,16 @@
 """stdout and stderr as a user may have set them: closed, in another encoding, full."""
 
 import contextlib
+import io
 import os
 import sys
-from typing import TextIO
+from collections.abc import Iterator
+
+from wscope_jax.errors import MachineError
+
+
+class _Nowhere(io.TextIOWrapper):
+    """Stands for a stream that was closed when the process began."""
 
 
 def prepare() -> None:
@@ -18,13 +25,45 @@ def prepare() -> None:
                 stream.reconfigure(errors="backslashreplace")
 
 
+def require_stdout() -> None:
+    """Finds out before any work that nobody would see the answer.
+
+    Raises:
+        MachineError: stdout was closed when the process began (`>&-`).
+    """
+    if isinstance(sys.stdout, _Nowhere):
+        raise MachineError(
+            "stdout is closed, so the answer would be lost; send it to a file, or to /dev/null"
+        )
+
+
+@contextlib.contextmanager
+def printing() -> Iterator[None]:
+    """Within it something is printed to stdout, which takes it all before the block is left.
+
+    Raises:
+        MachineError: stdout takes no more; it says why.
+        BrokenPipeError: The reader has gone, who wants no more of it.
+    """
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise MachineError(
+            f"stdout: {error.strerror or error}; the answer is lost: send it to another place"
+        ) from error
+
+
 def flush() -> None:
     """Flushes stdout.
 
     Raises:
-        OSError: it cannot be written to.
+        MachineError: See `printing`; also BrokenPipeError.
     """
-    sys.stdout.flush()
+    with printing():
+        pass
 
 
 def discard_stdout() -> None:
@@ -47,9 +86,10 @@ def _escape(line: str) -> str:
     )
 
 
-def _open_nowhere(number: int) -> TextIO:
+def _open_nowhere(number: int) -> _Nowhere:
     opened = os.open(os.devnull, os.O_WRONLY)
     if opened != number:
         os.dup2(opened, number)
         os.close(opened)
-    return os.fdopen(number, "w", encoding="utf-8", errors="backslashreplace", closefd=False)
+    raw = os.fdopen(number, "wb", closefd=False)
+    return _Nowhere(raw, encoding="utf-8", errors="backslashreplace")

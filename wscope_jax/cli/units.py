@@ -1,4 +1,4 @@
-"""Sizes in bytes, as a command line takes them and as tables show them."""
+"""Sizes in bytes, as a command line takes them."""
 
 import argparse
 import fractions
@@ -11,15 +11,6 @@ _UNITS: Final = {
     **{f"{prefix}iB": 1024**power for power, prefix in enumerate("KMGT", start=1)},
 }
 _SIZE: Final = re.compile(r"([0-9]+(?:\.[0-9]+)?)([KMGT]i?B|B)")
-
-
-def amount(num_bytes: int) -> str:
-    """A size with four digits and a decimal unit, as the paper writes sizes."""
-    for unit, power in (("TB", 4), ("GB", 3), ("MB", 2), ("KB", 1)):
-        value = num_bytes / 1000**power
-        if value >= 1:
-            return f"{value:,.{max(0, 4 - len(str(int(value))))}f} {unit}"
-    return f"{num_bytes} B"
 
 
 def size(text: str) -> int:

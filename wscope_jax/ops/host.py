@@ -55,8 +55,11 @@ def select_isa() -> None:
 
 select_isa()
 
-for _name, _capsule in _ffi.registrations().items():
-    jax.ffi.register_ffi_target(_name, _capsule, platform="cpu")
+PLATFORMS: Final = ("cpu",) if _ffi.cuda_refusal() else ("cpu", "CUDA")
+
+for _platform in PLATFORMS:
+    for _name, _capsule in _ffi.registrations(_platform).items():
+        jax.ffi.register_ffi_target(_name, _capsule, platform=_platform)
 
 
 def _like(array: Array) -> jax.ShapeDtypeStruct:

@@ -1,18 +1,22 @@
 """The PINNED region: chunks of it pass through the two PING-PONG slots and are attended there."""
 
+import functools
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from wscope_jax.layout import EntryLayout, unpack
-from wscope_jax.ops import host
+from wscope_jax.ops import host, pallas
 from wscope_jax.ops.reference import masked_attention
 from wscope_jax.partial import Partial, empty_partial, merge
 
 
 def attend_chunk(
     q: Float[Array, "B H K"],
-    chunk: Float[Array, "C G E"],
+    slots: Float[Array, "2 C G E"],
+    index: Int32[Array, ""],
     owner: Int32[Array, " C"],
     *,
     layout: EntryLayout,
@@ -23,20 +27,49 @@ def attend_chunk(
 
     Args:
         q: one query token per row.
-        chunk: C blocks in row order; slots that nobody owns may hold anything.
+        slots: PING-PONG region; blocks that nobody owns may hold anything.
+        index: the slot that holds the chunk.
         owner: row of each block; outside [0, B) = nobody.
         layout: shape of an entry.
         block: D.
         scale: applied to the scores in float32.
-
-    Returns:
-        Partial [B, H, V]. Block partials are joined per row by a one-hot contraction, so equal inputs give equal bits.
     """
+    sizes: dict[str, Any] = {"layout": layout, "block": block, "scale": scale}
+    part: Partial = jax.lax.platform_dependent(
+        q,
+        slots,
+        index,
+        owner,
+        default=functools.partial(attend_blocks, **sizes),
+        cuda=functools.partial(pallas.attend_blocks, **sizes),
+    )
+    return join_blocks(part, owner, q.shape[0])
+
+
+def attend_blocks(
+    q: Float[Array, "B H K"],
+    slots: Float[Array, "2 C G E"],
+    index: Int32[Array, ""],
+    owner: Int32[Array, " C"],
+    *,
+    layout: EntryLayout,
+    block: int,
+    scale: float,
+) -> Partial:
+    """A partial [C, H, V] per block of a chunk, by the row that owns it; arguments as for `attend_chunk`."""
     num_rows = q.shape[0]
     is_owned = (owner >= 0) & (owner < num_rows)
+    chunk = jax.lax.dynamic_index_in_dim(slots, index, keepdims=False)
     key, value = unpack(chunk, layout, block)
     mask = jnp.broadcast_to(is_owned[:, None], (owner.shape[0], block))
-    part = masked_attention(q[jnp.clip(owner, 0, num_rows - 1)], key, value, mask, scale=scale)
+    return masked_attention(q[jnp.clip(owner, 0, num_rows - 1)], key, value, mask, scale=scale)
+
+
+def join_blocks(part: Partial, owner: Int32[Array, " C"], num_rows: int) -> Partial:
+    """Joins partials of blocks [C, H, V] to partials of rows [B, H, V].
+
+    By a one-hot contraction, so equal inputs give equal bits.
+    """
     owns_CB = owner[:, None] == jnp.arange(num_rows)[None, :]
     lse_CBH = jnp.where(owns_CB[:, :, None], part.lse[:, None, :], -jnp.inf)
     top_1BH = lse_CBH.max(0, keepdims=True)
@@ -90,8 +123,7 @@ def streamed_attention(
         so_far, slots, order = carry
         index, owner_C = turn_of
         slots, lse, order = host.load(slots, so_far.lse, order, engine=engine)
-        chunk = jax.lax.dynamic_index_in_dim(slots, index, keepdims=False)
-        part = attend_chunk(q, chunk, owner_C, layout=layout, block=block, scale=scale)
+        part = attend_chunk(q, slots, index, owner_C, layout=layout, block=block, scale=scale)
         return (merge(Partial(so_far.o, lse), part), slots, order), None
 
     start = empty_partial(q.shape[0], q.shape[1], layout.value_dim)

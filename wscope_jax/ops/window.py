@@ -1,9 +1,13 @@
 """The WINDOW region: rings of the newest entries, on the device."""
 
+import functools
+
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int32
 
 from wscope_jax.layout import Entries, EntryLayout
+from wscope_jax.ops import pallas
 from wscope_jax.ops.reference import masked_attention
 from wscope_jax.partial import Partial
 from wscope_jax.views import Rings
@@ -72,6 +76,27 @@ def window_attention(
     scale: float,
 ) -> Partial:
     """Attention over the entries start .. end - 1 that the window of each row answers for."""
+    part: Partial = jax.lax.platform_dependent(
+        q,
+        rings,
+        start,
+        end,
+        default=functools.partial(attend_rings, layout=layout, scale=scale),
+        cuda=functools.partial(pallas.attend_rings, layout=layout, scale=scale),
+    )
+    return part
+
+
+def attend_rings(
+    q: Float[Array, "B H K"],
+    rings: Rings,
+    start: Int32[Array, " B"],
+    end: Int32[Array, " B"],
+    *,
+    layout: EntryLayout,
+    scale: float,
+) -> Partial:
+    """`window_attention` in plain JAX."""
     capacity = rings.key.shape[1]
     offset = (jnp.arange(capacity)[None, :] - start[:, None]) % capacity
     mask = offset < (end - start)[:, None]

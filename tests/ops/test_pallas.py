@@ -1,0 +1,108 @@
+"""The GPU's kernels against their plain twins, interpreted; and their lowering for CUDA, which needs no GPU."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from exact import DTYPES, RUNS, check, draw, wide
+
+from tests.cases import CASES
+from tests.lowering import target
+from wscope_jax.layout import EntryLayout
+from wscope_jax.ops import pallas, streamed, window
+from wscope_jax.partial import Partial
+from wscope_jax.views import Rings
+
+BLOCK = 64
+OWNER = [2, -1, 0, 0, 3, -7]
+
+
+def _rings(name: str, dtype: str, rows: int, capacity: int) -> tuple[Any, Rings]:
+    q, key, value = draw(CASES[name], 1, rows, capacity, dtype)
+    in_key = CASES[name].layout.value_in_key
+    return jnp.asarray(q), Rings(jnp.asarray(key), None if in_key else jnp.asarray(value))
+
+
+def _slots(name: str, dtype: str) -> tuple[Any, Any]:
+    q = draw(CASES[name], 3, 3, 1, dtype)[0]
+    _, key, value = draw(CASES[name], 4, len(OWNER), BLOCK, dtype)
+    parts = [key] if CASES[name].layout.value_in_key else [key, value]
+    rows = [x.swapaxes(1, 2).reshape(len(x), x.shape[2], -1) for x in parts]
+    chunk = jnp.asarray(np.concatenate(rows, axis=-1))
+    free = np.array([not 0 <= row < 3 for row in OWNER])
+    chunk = jnp.where(free[:, None, None], jnp.nan, chunk).astype(dtype)
+    return jnp.asarray(q), jnp.stack([jnp.full_like(chunk, jnp.nan), chunk])
+
+
+@pytest.mark.parametrize(("name", "dtype"), RUNS)
+@pytest.mark.parametrize("capacity", [80, 1100], ids=["window", "resident"])
+def test_rings(name: str, dtype: str, capacity: int) -> None:
+    if capacity > 80 and CASES[name].layout.key_dim > 200:
+        pytest.skip("slow to interpret, and no other path")
+    q, rings = _rings(name, dtype, 4, capacity)
+    # Nothing; one entry; all of it, from the middle on; some, across the end.
+    start = jnp.array([7, 1000, 33, capacity - 3], jnp.int32)
+    end = start + jnp.array([0, 1, capacity, 21], jnp.int32)
+    sizes: dict[str, Any] = {"layout": CASES[name].layout, "scale": CASES[name].scale}
+    want = window.attend_rings(
+        *wide(q), jax.tree.map(lambda x: wide(x)[0], rings), start, end, **sizes
+    )
+    got = pallas.attend_rings(q, rings, start, end, interpret=True, **sizes)
+    check(got, want, dtype)
+    assert np.isneginf(np.asarray(got.lse[0])).all()
+    assert not np.asarray(got.o[0]).any()
+
+
+@pytest.mark.parametrize(("name", "dtype"), RUNS)
+def test_blocks(name: str, dtype: str) -> None:
+    q, slots = _slots(name, dtype)
+    owner, index = jnp.array(OWNER, jnp.int32), jnp.int32(1)
+    sizes: dict[str, Any] = {
+        "layout": CASES[name].layout,
+        "scale": CASES[name].scale,
+        "block": BLOCK,
+    }
+    want = streamed.attend_blocks(*wide(q, slots), index, owner, **sizes)
+    got = pallas.attend_blocks(q, slots, index, owner, interpret=True, **sizes)
+    check(got, want, dtype)
+    assert np.isneginf(np.asarray(got.lse))[[1, 4, 5]].all()
+
+
+def _dots(jaxpr: Any) -> Iterator[Any]:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "dot_general":
+            yield eqn
+        for inner in jax.tree.leaves(
+            list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns") or hasattr(x, "jaxpr")
+        ):
+            if hasattr(inner, "eqns") or hasattr(inner, "jaxpr"):
+                yield from _dots(getattr(inner, "jaxpr", inner))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("name", CASES)
+def test_kernels_lower_for_cuda_with_exact_products(name: str, dtype: str) -> None:
+    case = CASES[name]
+    layout: EntryLayout = case.layout
+    q, rings = _rings(name, dtype, 2, 80)
+    _, slots = _slots(name, dtype)
+    rows = jnp.zeros(2, jnp.int32)
+    owner = jnp.array(OWNER, jnp.int32)
+
+    def ring(*args: Any) -> Partial:
+        return pallas.attend_rings(*args, layout=layout, scale=case.scale)
+
+    def block(*args: Any) -> Partial:
+        return pallas.attend_blocks(*args, layout=layout, block=BLOCK, scale=case.scale)
+
+    for fn, args in ((ring, (q, rings, rows, rows)), (block, (q, slots, jnp.int32(0), owner))):
+        with target("cuda"):
+            traced = jax.jit(fn).trace(*args)
+            lowered = traced.lower(lowering_platforms=("cuda",))
+        dots = list(_dots(traced.jaxpr.jaxpr))
+        assert len(dots) == (2 if dtype == "float32" else 3)
+        assert all(dot.params["precision"] == (jax.lax.Precision.HIGHEST,) * 2 for dot in dots)
+        assert "triton" in lowered.as_text()
