@@ -131,6 +131,22 @@ def test_router_takes_the_most_probable_experts(normalise):
     assert weights.dtype == jnp.float32
 
 
+def test_router_keeps_to_the_groups_with_the_likeliest_experts():
+    """Two groups of four, in each of which three experts are next to impossible."""
+    logits = jnp.asarray([[9.0, -40, -40, -40, 8, 7, 6, 5], [1, 2, 3, 4, 9, -40, -40, -40]])
+    limited = experts.Routing(top_k=2, scale=16.0, num_groups=2, top_groups=1)
+    ids, weights = experts.router(logits, jnp.eye(8), limited)
+    assert ids.tolist() == [
+        [0, 1],
+        [4, 5],
+    ]  # not the second best of all, which is of the other group
+    probs = jax.nn.softmax(logits, axis=-1)
+    expected = 16 * jnp.take_along_axis(probs, ids, axis=-1)
+    np.testing.assert_allclose(weights, expected, rtol=1e-5)
+    free = experts.Routing(top_k=2, num_groups=2, top_groups=2)
+    assert experts.router(logits, jnp.eye(8), free)[0].tolist() == [[0, 4], [4, 3]]
+
+
 @pytest.mark.parametrize("num", [1, 32, 1024])
 def test_lowers_for_a_gpu(num):
     args = draw((num, 8, 2, 8, 8))
