@@ -21,17 +21,27 @@ constexpr int64_t kLastGraceNs = 200'000'000;  // What a lane waits that nobody 
 
 const cuda::Driver& Cu() { return *cuda::GetDriver(); }
 
-// Polls, since no wait of the driver has a deadline. False if that passed first.
-template <typename Query>
-bool Await(const Query& query, int64_t deadline_ns) {
-  for (int failures = 0;;) {
-    const cuda::Result result = query();
-    if (result == 0) return true;
-    if (result != cuda::kNotReady && ++failures == kFailingQueries) return true;
-    if (NowNs() > deadline_ns) return false;
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+// Waits for one thing after the other by polling, since no wait of the driver has a deadline.
+class Patience {
+ public:
+  explicit Patience(int64_t deadline_ns) : deadline_ns_(deadline_ns) {}
+
+  // False if the deadline passed first.
+  template <typename Query>
+  bool Await(const Query& query) {
+    for (;;) {
+      const cuda::Result result = query();
+      if (result == 0) return true;
+      if (result != cuda::kNotReady && ++failures_ >= kFailingQueries) return true;
+      if (NowNs() > deadline_ns_) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
   }
-}
+
+ private:
+  const int64_t deadline_ns_;
+  int failures_ = 0;
+};
 
 // For what the device may still touch, since it hangs beyond every deadline.
 void KeepForever(std::shared_ptr<void> memory) {
@@ -63,8 +73,9 @@ CudaLane::~CudaLane() {
 }
 
 bool CudaLane::Drain(int64_t deadline_ns) {
+  Patience patience(deadline_ns);
   for (const cuda::OwnStream* stream : {&calls_, &stores_}) {
-    if (!Await([&] { return stream->Query(); }, deadline_ns)) return false;
+    if (!patience.Await([&] { return stream->Query(); })) return false;
   }
   if (!EndLoads(deadline_ns)) return false;
   std::deque<std::shared_ptr<CudaJob>> called;  // Dies without the lock.
@@ -76,7 +87,7 @@ bool CudaLane::Drain(int64_t deadline_ns) {
 }
 
 bool CudaLane::EndLoads(int64_t deadline_ns) {
-  if (!Await([&] { return loads_.Query(); }, deadline_ns)) return false;
+  if (!Patience(deadline_ns).Await([&] { return loads_.Query(); })) return false;
   Pump ended;  // Dies without the lock.
   const Lock lock(mutex_);
   std::swap(ended, pump_);
@@ -91,7 +102,8 @@ bool CudaLane::Release(AllReturned<Buffer>* returned, int64_t deadline_ns) {
     const Lock lock(mutex_);
     taken.swap(*returned);
   }
-  while (!taken.empty() && Await([&] { return taken.front().done.Query(); }, deadline_ns)) {
+  Patience patience(deadline_ns);
+  while (!taken.empty() && patience.Await([&] { return taken.front().done.Query(); })) {
     taken.pop_front();
   }
   const Lock lock(mutex_);
@@ -100,8 +112,8 @@ bool CudaLane::Release(AllReturned<Buffer>* returned, int64_t deadline_ns) {
 }
 
 void CudaLane::Settle(cuda::Stream stream, std::shared_ptr<void> memory) {
-  const auto query = [&] { return Cu().StreamQuery(stream); };
-  if (!Await(query, NowNs() + kSettleNs)) KeepForever(std::move(memory));
+  Patience patience(NowNs() + kSettleNs);
+  if (!patience.Await([&] { return Cu().StreamQuery(stream); })) KeepForever(std::move(memory));
 }
 
 Status CudaLane::Call(void (*function)(void*), const std::shared_ptr<CudaJob>& job) {

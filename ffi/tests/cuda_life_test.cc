@@ -89,6 +89,21 @@ void TestHangingStream(bool whole_step) {
   WaitForStreams();
 }
 
+// From some call on all of them fail: the device is lost. Nobody waits for what will not come.
+void TestLost() {
+  for (const int n : {1, 4, 30, 60, 90, 120, 150, 200}) {
+    Engine engine(true, ShapeOf(0));
+    Fake::Get().fail_at(n, 999, true);
+    const int64_t start = NowNs();
+    if (engine.Run(AProgram()).ok()) engine.WaitStores();
+    engine.queue->Close(NowNs() + kSoon);
+    Elsewhere([&] { engine.queue.reset(); });
+    CHECK(Fake::Get().failed() != nullptr && NowNs() - start < 10'000'000'000);
+    WaitForStreams();
+    Fake::Get().fail_at(0, 0, false);
+  }
+}
+
 // A child has neither the driver nor the threads; what it inherited dies without them.
 void TestFork() {
   Engine engine(true, ShapeOf(0));
@@ -138,6 +153,7 @@ int main() {
   wscope::TestLetGo();
   wscope::TestOpenJobs(true);
   wscope::TestOpenJobs(false);
+  wscope::TestLost();
   wscope::TestHangingStream(true);
   wscope::TestHangingStream(false);
   wscope::TestNoWorkers();

@@ -94,7 +94,7 @@ void TestDriver() {
     pool.Commit(1);
     pool.Commit(2);
     CHECK(registered() == 4);
-    Fake::Get().fail_at(5, 2);  // Of each layer: get, set, register, set.
+    Fake::Get().fail_at(5, 2, false);  // Of each layer: get, set, register, set.
     CHECK(Throws<OutOfMemory>([&] { pool.Commit(8); }, "out of memory"));
     CHECK(pool.committed() == 2 && registered() == 4);
     pool.Commit(8);
@@ -114,7 +114,7 @@ void TestFailures() {
   bool failed = true;
   int refused = 0;
   for (int n = 1; failed; ++n) {
-    Fake::Get().fail_at(n, 999);
+    Fake::Get().fail_at(n, 999, false);
     try {
       cuda::TimeLoad(0, 4096);
     } catch (const std::runtime_error&) {
@@ -123,7 +123,7 @@ void TestFailures() {
     failed = Fake::Get().failed() != nullptr;
   }
   CHECK(refused > 15);
-  Fake::Get().fail_at(0, 0);
+  Fake::Get().fail_at(0, 0, false);
   CHECK(BecomesLive(before));
 }
 

@@ -41,9 +41,10 @@ const pid_t process = getpid();
 std::atomic<bool> ready{false};
 std::atomic<int> calls_left{0};  // Until one fails.
 std::atomic<int> error_then{0};
+std::atomic<bool> lasts{false};
 std::atomic<const char*> failed{nullptr};
-std::atomic<int> live_streams{0};
-std::atomic<int> live_events{0};
+auto& streams = *new Alive<CUstream_st>;  // Never destroyed: threads use them.
+auto& events = *new Alive<CUevent_st>;
 
 // What every call begins with.
 int Enter(const char* name, bool in_context = true) {
@@ -58,6 +59,7 @@ int Enter(const char* name, bool in_context = true) {
     failed = name;
     return error_then;
   }
+  if (lasts && failed != nullptr) return error_then;
   return kOk;
 }
 
@@ -115,17 +117,14 @@ int cuCtxSetCurrent(CUctx_st* context) {
 
 int cuStreamCreate(Stream* stream, unsigned) {
   if (const int error = Enter("cuStreamCreate")) return error;
-  *stream = new CUstream_st;
-  ++live_streams;
+  *stream = streams.Make();
   return kOk;
 }
 
 int cuStreamDestroy_v2(Stream stream) {
   const int error = Enter("cuStreamDestroy");
   if (!Effective(error)) return error;
-  delete stream;
-  --live_streams;
-  return error;
+  return streams.Destroy(stream) ? error : kInvalidHandle;
 }
 
 int cuStreamQuery(Stream stream) {
@@ -151,17 +150,14 @@ int cuStreamWaitEvent(Stream stream, Event event, unsigned) {
 
 int cuEventCreate(Event* event, unsigned) {
   if (const int error = Enter("cuEventCreate")) return error;
-  *event = new CUevent_st;
-  ++live_events;
+  *event = events.Make();
   return kOk;
 }
 
 int cuEventDestroy_v2(Event event) {
   const int error = Enter("cuEventDestroy");
   if (!Effective(error)) return error;
-  delete event;
-  --live_events;
-  return error;
+  return events.Destroy(event) ? error : kInvalidHandle;
 }
 
 int cuEventRecord(Event event, Stream stream) {
@@ -276,14 +272,14 @@ int cuGetErrorString(int error, const char** words) {
 }
 
 FakeCudaLive fake_cuda_live() {
-  return {
-      live_streams, live_events, Live(Kind::kDevice), Live(Kind::kPinned), Live(Kind::kRegistered),
-      Pending()};
+  return {streams.count(),     events.count(),          Live(Kind::kDevice),
+          Live(Kind::kPinned), Live(Kind::kRegistered), Pending()};
 }
 
-void fake_cuda_fail_at(int n, int error) {
+void fake_cuda_fail_at(int n, int error, bool lasting) {
   failed = nullptr;
   error_then = error;
+  lasts = lasting;
   calls_left = n;
 }
 

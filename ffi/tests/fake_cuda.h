@@ -18,8 +18,8 @@ struct FakeCudaLive {
 };
 
 FakeCudaLive fake_cuda_live();
-// The n-th call from now on returns `error`; 0: none does.
-void fake_cuda_fail_at(int n, int error);
+// The n-th call from now on returns `error`, and if it is `lasting` all after it; 0: none does.
+void fake_cuda_fail_at(int n, int error, bool lasting);
 // The name of the call that did; null if it has not come.
 const char* fake_cuda_failed();
 // Every operation of a stream begins with a random delay up to `most` microseconds.

@@ -7,6 +7,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 
 namespace fake_cuda {
 
@@ -47,6 +48,32 @@ class Line {
 // Runs `function` on the one thread of all callbacks; returns when it has.
 void RunCallback(void (*function)(void*), void* data);
 bool InCallback();
+
+// The streams, or the events, that are alive. What nobody destroys stays reachable, so that only
+// their number tells.
+template <typename T>
+class Alive {
+ public:
+  T* Make() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return *all_.insert(new T).first;
+  }
+  // False if there is no such thing.
+  bool Destroy(T* thing) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (all_.erase(thing) == 0) return false;
+    delete thing;
+    return true;
+  }
+  int count() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return static_cast<int>(all_.size());
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::set<T*> all_;
+};
 
 void SetDelay(int most_us);
 void SetHold(bool on);

@@ -70,6 +70,17 @@ inline bool BecomesLive(const FakeCudaLive& want) {
   return false;
 }
 
+// Returns when that is so, or when nothing has changed for a while.
+inline void SettlesAt(const FakeCudaLive& want) {
+  FakeCudaLive last = Fake::Get().live();
+  for (int same = 0; same < 100 && !(last == want); ++same) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    const FakeCudaLive now = Fake::Get().live();
+    if (!(now == last)) same = 0;
+    last = now;
+  }
+}
+
 // Makes the device's context current on this thread, as XLA does on those that it calls from.
 inline void EnterContext() {
   cuda::Context context = nullptr;
