@@ -90,12 +90,20 @@ Status Check(Result result, const char* call) {
   return Status::Internal(std::move(text));
 }
 
+Context Current() {
+  Context context = nullptr;
+  return Cu().CtxGetCurrent(&context) == 0 ? context : nullptr;
+}
+
 Event::~Event() {
-  if (handle_) Cu().EventDestroy(handle_);
+  if (!handle_) return;
+  const Scope scope(context_);
+  Cu().EventDestroy(handle_);
 }
 
 Status Event::Record(Stream stream) {
   if (!handle_) {
+    context_ = Current();
     if (Status made = Check(Cu().EventCreate(&handle_, 0), "event"); !made.ok()) return made;
   }
   return Check(Cu().EventRecord(handle_, stream), "event");
@@ -106,9 +114,10 @@ Status Event::MakeWait(Stream stream) const {
   return Check(Cu().StreamWaitEvent(stream, handle_, 0), "stream");
 }
 
-bool Event::Done() const { return !handle_ || Cu().EventQuery(handle_) == 0; }
+Result Event::Query() const { return handle_ ? Cu().EventQuery(handle_) : 0; }
 
 int64_t Event::Since(const Event& earlier) const {
+  const Scope scope(context_);
   float ms = 0.0f;
   if (!handle_ || !earlier.handle_ || Cu().EventElapsedTime(&ms, earlier.handle_, handle_) != 0) {
     return 0;
@@ -123,7 +132,10 @@ Status PinnedBuffer::Make(int64_t bytes, std::shared_ptr<PinnedBuffer>* buffer) 
   return status;
 }
 
-PinnedBuffer::~PinnedBuffer() { Cu().MemFreeHost(data_); }
+PinnedBuffer::~PinnedBuffer() {
+  const Scope scope(context_);
+  Cu().MemFreeHost(data_);
+}
 
 Status DeviceBuffer::Make(int64_t bytes, std::shared_ptr<DeviceBuffer>* buffer) {
   DevicePtr data = 0;
@@ -132,22 +144,36 @@ Status DeviceBuffer::Make(int64_t bytes, std::shared_ptr<DeviceBuffer>* buffer) 
   return status;
 }
 
-DeviceBuffer::~DeviceBuffer() { Cu().MemFree(data_); }
+DeviceBuffer::~DeviceBuffer() {
+  const Scope scope(context_);
+  Cu().MemFree(data_);
+}
 
 OwnStream::~OwnStream() {
-  if (stream_) Cu().StreamDestroy(stream_);
+  if (!stream_) return;
+  const Scope scope(context_);
+  Cu().StreamDestroy(stream_);
 }
 
-Status OwnStream::Make() { return Check(Cu().StreamCreate(&stream_, kNonBlocking), "stream"); }
+Status OwnStream::Make() {
+  context_ = Current();
+  return Check(Cu().StreamCreate(&stream_, kNonBlocking), "stream");
+}
 
-bool OwnStream::Done() const { return !stream_ || Cu().StreamQuery(stream_) == 0; }
+Result OwnStream::Query() const { return stream_ ? Cu().StreamQuery(stream_) : 0; }
 
 Scope::Scope(Context context) {
-  Cu().CtxGetCurrent(&before_);
+  if (!context) return;
+  // Without knowing it we could not bring back what the thread's owner, XLA, relies on.
+  status_ = Check(Cu().CtxGetCurrent(&before_), "context");
+  if (!status_.ok() || before_ == context) return;
   status_ = Check(Cu().CtxSetCurrent(context), "context");
+  changed_ = status_.ok();
 }
 
-Scope::~Scope() { Cu().CtxSetCurrent(before_); }
+Scope::~Scope() {
+  if (changed_) Cu().CtxSetCurrent(before_);
+}
 
 namespace {
 
@@ -201,7 +227,8 @@ int64_t TimeLoad(int device, int64_t bytes) {
     status = Check(Cu().MemcpyHtoDAsync(to->data(), from->data(), bytes, stream.get()), "copy");
     if (status.ok()) status = events[run].Record(stream.get());
   }
-  if (status.ok()) status = Check(Cu().StreamSynchronize(stream.get()), "copy");
+  // After a failure too: copies may be under way from and to what is freed here.
+  if (stream.get()) status = First({status, Check(Cu().StreamSynchronize(stream.get()), "copy")});
   if (!status.ok()) throw std::runtime_error("CUDA: " + status.text);
   std::array<int64_t, kRuns> took;
   for (int run = 0; run < kRuns; ++run) took[run] = events[run + 1].Since(events[run]);

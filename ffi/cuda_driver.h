@@ -57,28 +57,40 @@ const std::string& WhyNoDriver();
 // `call` names what was tried. Out of memory is ResourceExhausted, all else Internal.
 Status Check(Result result, const char* call);
 
+constexpr Result kNotReady = 600;  // What a query of work that goes on says.
+
+// The context of this thread; null if there is none.
+Context Current();
+
 inline DevicePtr Address(const void* device) { return reinterpret_cast<uintptr_t>(device); }
+
+// What follows belongs to the context that was current when it was made, and goes there on whatever
+// thread it dies.
 
 // An event that can tell times. Empty until Record.
 class Event {
  public:
   Event() = default;
   ~Event();
-  Event(Event&& other) noexcept : handle_(std::exchange(other.handle_, nullptr)) {}
+  Event(Event&& other) noexcept
+      : handle_(std::exchange(other.handle_, nullptr)), context_(other.context_) {}
   Event& operator=(Event&& other) noexcept {
     std::swap(handle_, other.handle_);
+    std::swap(context_, other.context_);
     return *this;
   }
 
   Status Record(Stream stream);
   // The stream goes on when the work recorded has ended; no wait for an empty event.
   Status MakeWait(Stream stream) const;
-  bool Done() const;  // True for an empty event.
+  Result Query() const;  // 0 for an empty event.
+  bool Done() const { return Query() == 0; }
   // Nanoseconds from `earlier` to this; both done.
   int64_t Since(const Event& earlier) const;
 
  private:
   EventHandle handle_ = nullptr;
+  Context context_ = nullptr;
 };
 
 // Memory that the device can copy from and to at full speed.
@@ -95,6 +107,7 @@ class PinnedBuffer {
   PinnedBuffer(void* data, int64_t size) : data_(data), size_(size) {}
   void* const data_;
   const int64_t size_;
+  const Context context_ = Current();
 };
 
 class DeviceBuffer {
@@ -110,9 +123,10 @@ class DeviceBuffer {
   DeviceBuffer(DevicePtr data, int64_t size) : data_(data), size_(size) {}
   const DevicePtr data_;
   const int64_t size_;
+  const Context context_ = Current();
 };
 
-// A stream of our own, in the context that is current when it is made.
+// A stream of our own.
 class OwnStream {
  public:
   OwnStream() = default;
@@ -121,13 +135,15 @@ class OwnStream {
   OwnStream& operator=(const OwnStream&) = delete;
   Status Make();
   Stream get() const { return stream_; }
-  bool Done() const;
+  Result Query() const;  // 0 when all is done.
 
  private:
   Stream stream_ = nullptr;
+  Context context_ = nullptr;
 };
 
-// Makes a context current on this thread, and what was current before when it ends.
+// Makes a context current on this thread, and what was current before when it ends; null changes
+// nothing.
 class Scope {
  public:
   explicit Scope(Context context);
@@ -138,6 +154,7 @@ class Scope {
 
  private:
   Context before_ = nullptr;
+  bool changed_ = false;
   Status status_;
 };
 

@@ -2,11 +2,13 @@
 #pragma once
 
 #include <array>
+#include <atomic>
 #include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #include "carrier.h"
 #include "cuda_driver.h"
@@ -17,25 +19,33 @@ namespace wscope {
 struct CudaJob {
   std::shared_ptr<HostJob> job;
   std::shared_ptr<Task> task;
+  std::atomic<bool> submitted{false};
   Storage q_storage;
   std::shared_ptr<cuda::PinnedBuffer> staging;  // o | lse | q
-  cuda::Event started;                          // q has left XLA's buffer.
-  cuda::Event called;                           // The last callback has returned.
+  // q has left XLA's buffer. Shared with the timing, which shall not keep the job.
+  std::shared_ptr<cuda::Event> started = std::make_shared<cuda::Event>();
+  cuda::Event called;  // The last callback has returned.
 
   float* o() const { return reinterpret_cast<float*>(staging->data()); }
   float* lse() const { return o() + job->o_size(); }
   uint8_t* q() const { return reinterpret_cast<uint8_t*>(lse() + job->lse_size()); }
 };
 
-// No function of it waits on the host for the device, but Drain and the mover's.
-class CudaLane : public std::enable_shared_from_this<CudaLane> {
+// No function of it waits on the host for the device unless something has failed, but Drain and the
+// mover's.
+class CudaLane {
  public:
   // In the context that is current.
   static Status Make(std::shared_ptr<CudaLane>* lane);
   ~CudaLane();
 
-  // False if work on the private streams goes on beyond the deadline.
+  // False if the device uses what is ours beyond the deadline: the private streams, or XLA's.
   bool Drain(int64_t deadline_ns);
+  // The part of it that touches XLA's slots.
+  bool EndLoads(int64_t deadline_ns);
+
+  // After a failure: waits until the stream has done what was begun, which may use `memory`.
+  static void Settle(cuda::Stream stream, std::shared_ptr<void> memory);
 
   // Lets the driver call `function` with the job, behind what `calls_` has got so far, and keeps
   // the job until it has: a callback may not free what is the driver's.
@@ -44,30 +54,35 @@ class CudaLane : public std::enable_shared_from_this<CudaLane> {
   // The buffer is free once `stream` has come here.
   Status GivePinned(std::shared_ptr<cuda::PinnedBuffer> buffer, cuda::Stream stream);
   Status TakeDevice(int64_t bytes, std::shared_ptr<cuda::DeviceBuffer>* buffer);
-  void GiveDevice(std::shared_ptr<cuda::DeviceBuffer> buffer);
+  // The buffer is free after `done`.
+  void GiveDevice(std::shared_ptr<cuda::DeviceBuffer> buffer, cuda::Event done);
 
  private:
   friend class OnStream;
   friend class DeviceStore;
 
+  template <typename Buffer>
   struct Returned {
-    std::shared_ptr<cuda::PinnedBuffer> buffer;
+    std::shared_ptr<Buffer> buffer;
     cuda::Event done;
   };
+  template <typename Buffer>
+  using AllReturned = std::deque<Returned<Buffer>>;
   // The last copy into a slot.
   struct Filling {
     cuda::Event began, ended;
   };
   // The two PING-PONG slots and the copies into them.
   struct Pump {
-    uint8_t* slots = nullptr;  // Where they were at the last call.
+    std::array<uint8_t*, 2> slots{};  // Where they were at the last call.
     std::array<std::shared_ptr<Filling>, 2> filled;
     cuda::Event freed;
-    std::shared_ptr<Pool> pool;  // Alive as long as a copy may read it.
+    std::vector<std::shared_ptr<Pool>> pools;  // Alive as long as a copy may read them.
   };
 
   CudaLane() = default;
-  bool Idle() const { return calls_.Done() && loads_.Done() && stores_.Done(); }
+  template <typename Buffer>
+  bool Release(AllReturned<Buffer>* returned, int64_t deadline_ns);
 
   cuda::Context context_ = nullptr;
   cuda::OwnStream calls_;                        // Callbacks that start and end host jobs.
@@ -75,30 +90,10 @@ class CudaLane : public std::enable_shared_from_this<CudaLane> {
   cuda::OwnStream stores_;                       // Device to host.
   std::mutex mutex_;                             // Guards all below.
   std::deque<std::shared_ptr<CudaJob>> called_;  // Jobs that a callback may use.
-  std::deque<Returned> pinned_;
-  std::deque<std::shared_ptr<cuda::DeviceBuffer>> device_;
-  std::shared_ptr<cuda::PinnedBuffer> bounce_;  // Of the mover alone.
+  AllReturned<cuda::PinnedBuffer> pinned_;
+  AllReturned<cuda::DeviceBuffer> device_;
   Pump pump_;
-};
-
-// The calls of a program that XLA runs on `stream`.
-class OnStream : public Carrier {
- public:
-  OnStream(std::shared_ptr<CudaLane> lane, cuda::Stream stream)
-      : lane_(std::move(lane)), stream_(stream) {}
-
-  Status Start(const void* q, Storage q_storage, int job_delay_ms, OpenJob* open) override;
-  Status Finish(OpenJob open, float* o, float* lse, TimingSource* timing) override;
-  // Brings `now` if nobody has yet, and sends `next` on its way while XLA works on `now`.
-  Status Load(const LoadCall& call, TimingSource* timing) override;
-  Status Store(const uint8_t* blocks, const std::vector<Plan::Move>& moves, Mover& mover,
-               StagedStore* staged) override;
-
- private:
-  Status Fill(const LoadCall& call, const Plan::Load& load, size_t number);
-
-  const std::shared_ptr<CudaLane> lane_;
-  const cuda::Stream stream_;
+  std::shared_ptr<cuda::PinnedBuffer> bounce_;  // Not guarded: the mover's alone.
 };
 
 }  // namespace wscope

@@ -15,6 +15,7 @@
 #include "carrier.h"
 #include "cuda_lane.h"
 #include "layer_attributes.h"
+#include "on_stream.h"
 #include "operands.h"
 #include "pack_handler.h"
 #include "place.h"

@@ -84,6 +84,10 @@ void Mover::Loop(State& state) {
       dropped.swap(state.stores);
     }
     state.changed.notify_all();
+    if (dropped.empty()) continue;
+    lock.unlock();  // They let go of pools, and of a device.
+    dropped.clear();
+    lock.lock();
   }
 }
 

@@ -4,6 +4,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "clock.h"
 #include "cuda_lane.h"
 #include "size_math.h"
 
@@ -14,6 +15,7 @@ using Lock = std::unique_lock<std::mutex>;
 
 constexpr size_t kMaxOpenJobs = 2;  // What a schedule may interleave.
 constexpr size_t kMaxEnded = 256;   // The oldest are dropped when nobody drains their timings.
+constexpr int64_t kEndLoadsNs = 10'000'000'000;  // What a failed call waits for the copies.
 
 std::string Text(int64_t value) { return std::to_string(value); }
 
@@ -58,13 +60,17 @@ Status StepQueue::Usable() const {
 }
 
 Status StepQueue::Fail(Status status) {
+  std::shared_ptr<CudaLane> lane;
   {
     const Lock lock(mutex_);
     if (!poison_) poison_ = status.text;
     pushed_.clear();
     step_.reset();
+    lane = cuda_lane_;
   }
   mover_.Interrupt();
+  // XLA takes its buffers back when the call returns; the next load is on its way into one.
+  if (lane) lane->EndLoads(NowNs() + kEndLoadsNs);
   return status;
 }
 
@@ -264,19 +270,22 @@ void StepQueue::SetFault(int store_delay_ms, int job_delay_ms) {
 bool StepQueue::Close(int64_t deadline_ns) {
   if (!creator_.IsThisProcess()) return true;
   std::deque<OpenJob> open;
+  std::shared_ptr<CudaLane> lane;
   {
     const Lock lock(mutex_);
     closed_ = true;
     pushed_.clear();
     step_.reset();
     open = open_jobs_;
+    lane = cuda_lane_;
   }
   mover_.Interrupt();
-  bool drained = true;
+  bool drained = !lane || lane->Drain(deadline_ns);
   for (const OpenJob& job : open) {
-    if (job.task && !job.cuda && !job.task->WaitUntil(deadline_ns)) drained = false;
+    // Where the device is lost nobody ever submits the job.
+    if (!job.task || (job.cuda && !job.cuda->submitted)) continue;
+    if (!job.task->WaitUntil(deadline_ns)) drained = false;
   }
-  if (cuda_lane_ && !cuda_lane_->Drain(deadline_ns)) drained = false;
   return mover_.Drain(deadline_ns) && drained;
 }
 

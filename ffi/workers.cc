@@ -56,6 +56,11 @@ bool Task::RunPart(int part) {
   return true;
 }
 
+void Task::RunHere() {
+  for (int part = 0; part < num_parts_; ++part) RunPart(part);
+  Signal();
+}
+
 void Task::Signal() {
   const std::lock_guard<std::mutex> lock(mutex_);
   done_.store(true, std::memory_order_release);

@@ -28,6 +28,8 @@ class Task {
   void Wait();
   // False if `deadline_ns` (of NowNs) passed first.
   bool WaitUntil(int64_t deadline_ns);
+  // Runs all parts on this thread: for a task that Submit refused.
+  void RunHere();
   bool done() const { return done_.load(std::memory_order_acquire); }
 
   // When the first part began and finish() ended; valid once done.

@@ -1,0 +1,190 @@
+#include "on_stream.h"
+
+#include <algorithm>
+#include <cstring>
+#include <mutex>
+#include <utility>
+
+#include "cuda_store.h"
+
+namespace wscope {
+namespace {
+
+using Lock = std::unique_lock<std::mutex>;
+using cuda::Address;
+using cuda::Check;
+
+const cuda::Driver& Cu() { return *cuda::GetDriver(); }
+
+// Callbacks of the driver, which may not call it.
+void SubmitJob(void* data) {
+  auto* const held = static_cast<CudaJob*>(data);
+  CopyToFloat(held->q(), held->q_storage, held->job->q_size(), held->job->q());
+  held->submitted = true;
+  if (!Workers::Get().Submit(held->task)) held->task->RunHere();  // The process is ending.
+}
+
+void CollectJob(void* data) {
+  auto* const held = static_cast<CudaJob*>(data);
+  held->task->Wait();
+  std::memcpy(held->o(), held->job->o(), held->job->o_size() * sizeof(float));
+  std::memcpy(held->lse(), held->job->lse(), held->job->lse_size() * sizeof(float));
+}
+
+// Whole blocks of a store that lie one after the other on both sides.
+template <typename Copy>
+Status ForEachRun(const std::vector<Plan::Move>& moves, const Copy& copy) {
+  for (size_t first = 0; first < moves.size();) {
+    size_t end = first + 1;
+    while (end < moves.size() && moves[end].block == moves[end - 1].block + 1) ++end;
+    if (Status status = copy(moves[first].block, first, end - first); !status.ok()) return status;
+    first = end;
+  }
+  return Status::Ok();
+}
+
+}  // namespace
+
+Status OnStream::Start(const void* q, Storage q_storage, int job_delay_ms, OpenJob* open) {
+  auto held = std::make_shared<CudaJob>();
+  held->job = open->job;
+  held->q_storage = q_storage;
+  if (open->job->num_parts() > 0) {
+    held->task = MakeTask(open->job, job_delay_ms);
+    const int64_t q_bytes = open->job->q_size() * ItemBytes(q_storage);
+    const int64_t results = (open->job->o_size() + open->job->lse_size()) * sizeof(float);
+    Status status = lane_->TakePinned(results + q_bytes, &held->staging);
+    if (!status.ok()) return status;
+    // On XLA's stream: q may be overwritten before the job has ended.
+    status = First({Check(Cu().MemcpyDtoHAsync(held->q(), Address(q), q_bytes, stream_), "q"),
+                    held->started->Record(stream_), held->started->MakeWait(lane_->calls_.get())});
+    if (status.ok()) status = lane_->Call(&SubmitJob, held);
+    if (!status.ok()) {
+      CudaLane::Settle(stream_, held);
+      return status;
+    }
+  } else if (Status status = held->started->Record(stream_); !status.ok()) {
+    return status;
+  }
+  open->task = held->task;
+  open->cuda = std::move(held);
+  return Status::Ok();
+}
+
+Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing) {
+  struct Marks {
+    cuda::Event entered, waited;
+  };
+  const std::shared_ptr<CudaJob> held = open.cuda;
+  const auto marks = std::make_shared<Marks>();
+  Status status = marks->entered.Record(stream_);
+  const int64_t o_size = held->job->o_size();
+  const int64_t lse_size = held->job->lse_size();
+  if (!status.ok()) return status;
+  if (held->staging == nullptr) {  // Zeros and minus infinity.
+    status = First({Check(Cu().MemsetD32Async(Address(o), 0, o_size, stream_), "o"),
+                    Check(Cu().MemsetD32Async(Address(lse), 0xff800000u, lse_size, stream_), "lse"),
+                    marks->waited.Record(stream_)});
+  } else {
+    status = lane_->Call(&CollectJob, held);
+    if (status.ok()) status = held->called.MakeWait(stream_);
+    if (!status.ok()) return status;
+    status = First(
+        {marks->waited.Record(stream_),
+         Check(Cu().MemcpyHtoDAsync(Address(o), held->o(), o_size * sizeof(float), stream_), "o"),
+         Check(Cu().MemcpyHtoDAsync(Address(lse), held->lse(), lse_size * sizeof(float), stream_),
+               "lse"),
+         lane_->GivePinned(held->staging, stream_)});
+    if (!status.ok()) CudaLane::Settle(stream_, held);
+  }
+  if (!status.ok()) return status;
+  *timing = [started = held->started, marks, task = open.task]() -> std::optional<StepTiming> {
+    if (!marks->waited.Done()) return std::nullopt;
+    StepTiming took;
+    if (task && task->done()) {
+      const int64_t device_ns = marks->entered.Since(*started);
+      took.cpu_ns = task->end_ns() - task->start_ns();
+      took.wait_cpu_ns = marks->waited.Since(marks->entered);
+      took.wait_link_ns = std::max<int64_t>(0, device_ns - took.cpu_ns);
+    }
+    return took;
+  };
+  return Status::Ok();
+}
+
+Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t number) {
+  CudaLane::Pump& pump = lane_->pump_;
+  const cuda::Stream stream = lane_->loads_.get();
+  const int64_t bytes = load.num_slots * call.block_bytes;
+  auto filling = std::make_shared<CudaLane::Filling>();
+  Status status = First({pump.freed.MakeWait(stream), filling->began.Record(stream)});
+  for (int64_t done = 0; status.ok() && done < bytes;) {
+    const uint8_t* const from = call.pool->Block(load.layer, load.first_slot) + done;
+    const int64_t run =
+        call.pool->PinnedRun(load.first_slot * call.block_bytes + done, bytes - done);
+    const cuda::DevicePtr to = Address(call.Slot(number)) + done;
+    status = Check(Cu().MemcpyHtoDAsync(to, from, run, stream), "load");
+    done += run;
+  }
+  if (status.ok()) status = filling->ended.Record(stream);
+  pump.filled[number % 2] = std::move(filling);
+  return status;
+}
+
+Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
+  const Lock lock(lane_->mutex_);
+  CudaLane::Pump& pump = lane_->pump_;
+  const std::array<uint8_t*, 2> slots{call.Slot(0), call.Slot(1)};
+  if (call.turn > 0 && pump.slots != slots) {
+    return Status::Internal(
+        "load: the PING-PONG slots have moved within a step, and a copy into them is under way; "
+        "the program must pass them on in place");
+  }
+  pump.slots = slots;
+  if (call.pool && (pump.pools.empty() || pump.pools.back() != call.pool)) {
+    if (lane_->loads_.Query() == 0) pump.pools.clear();
+    pump.pools.push_back(call.pool);
+  }
+  // The attention over the chunk before, which this call comes behind, has read its slot.
+  Status status = pump.freed.Record(stream_);
+  if (status.ok() && call.turn == 0) status = Fill(call, call.now, 0);
+  if (status.ok() && call.next) status = Fill(call, *call.next, call.turn + 1);
+  if (!status.ok()) return status;
+  const std::shared_ptr<CudaLane::Filling> filled = pump.filled[call.turn % 2];
+  if (call.now.num_slots > 0) {
+    *timing = [filled]() -> std::optional<StepTiming> {
+      if (!filled->ended.Done()) return std::nullopt;
+      StepTiming took;
+      took.link_ns = filled->ended.Since(filled->began);
+      return took;
+    };
+  }
+  return filled->ended.MakeWait(stream_);
+}
+
+Status OnStream::Store(const uint8_t* blocks, const std::vector<Plan::Move>& moves, Mover&,
+                       StagedStore* staged) {
+  const int64_t bytes = staged->block_bytes;
+  std::shared_ptr<cuda::DeviceBuffer> buffer;
+  Status status = lane_->TakeDevice(bytes * static_cast<int64_t>(moves.size()), &buffer);
+  if (!status.ok()) {
+    status.text = "store: no room on the GPU for the blocks on their way out (" + status.text +
+                  "); give JAX less of its memory (XLA_PYTHON_CLIENT_MEM_FRACTION)";
+    return status;
+  }
+  status = ForEachRun(moves, [&](int64_t block, size_t first, size_t count) {
+    return Check(Cu().MemcpyDtoDAsync(buffer->data() + first * bytes,
+                                      Address(blocks) + block * bytes, count * bytes, stream_),
+                 "store");
+  });
+  cuda::Event copied;
+  if (status.ok()) status = copied.Record(stream_);
+  if (!status.ok()) {
+    CudaLane::Settle(stream_, buffer);
+    return status;
+  }
+  staged->device = std::make_unique<DeviceStore>(lane_, std::move(buffer), std::move(copied));
+  return status;
+}
+
+}  // namespace wscope

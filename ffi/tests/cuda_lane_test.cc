@@ -1,0 +1,166 @@
+// Steps behind streams: what they compute, load and store is bit for bit what the host gives.
+#include "cuda_lane.h"
+
+#include <atomic>
+#include <cmath>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+#include "engine.h"
+#include "workers.h"
+
+namespace wscope {
+namespace {
+
+// Asks what Python asks while a step runs, from a thread without a context.
+class Watcher {
+ public:
+  explicit Watcher(StepQueue& queue)
+      : thread_([this, &queue] {
+          while (!leaving_) {
+            timings_ += queue.DrainTimings().size();
+            CHECK(!queue.Poison());
+            std::this_thread::sleep_for(std::chrono::microseconds(300));
+          }
+        }) {}
+  ~Watcher() {
+    leaving_ = true;
+    thread_.join();
+  }
+  size_t timings() const { return timings_; }
+
+ private:
+  std::atomic<bool> leaving_{false};
+  std::atomic<size_t> timings_{0};
+  std::thread thread_;
+};
+
+void RunBoth(Engine& host, Engine& device, unsigned seed, int step) {
+  const Program program(seed * 1000 + step, step % 2);
+  CHECK(host.Run(program).ok());
+  const Status status = device.Run(program);
+  if (!status.ok()) std::fprintf(stderr, "%s\n", status.text.c_str());
+  CHECK(status.ok());
+  device.Wait();
+  CHECK(device.SameResults(host, program));
+  // A step may read what the one before has stored.
+  CHECK(host.WaitStores() && device.WaitStores());
+  CHECK(device.SamePools(host));
+}
+
+void TestSteps(unsigned seed, int steps) {
+  const FakeCudaLive before = Fake::Get().live();
+  {
+    Engine host(false, ShapeOf(seed));
+    Engine device(true, ShapeOf(seed));
+    const Watcher watcher(*device.queue);
+    for (int step = 0; step < steps; ++step) {
+      Fake::Get().delay_us(step % 3 * 60);
+      RunBoth(host, device, seed, step);
+    }
+    // Staging is used again: what is alive does not grow with the steps.
+    const FakeCudaLive now = Fake::Get().live();
+    CHECK(now.streams - before.streams == 4);
+    CHECK(now.pinned - before.pinned <= 3 * kLayers + 1 && now.device - before.device <= 11);
+    CHECK(now.events - before.events <= 100);
+    while (watcher.timings() < static_cast<size_t>(steps)) std::this_thread::yield();
+    Elsewhere([&] { CHECK(device.queue->Close(NowNs() + kSoon)); });
+  }
+  CHECK(BecomesLive(before));
+}
+
+// Only rows without blocks: nothing runs on the host, and the device gets zeros and -inf.
+void TestNoBlocks() {
+  Engine engine(true, ShapeOf(0));
+  Program program;
+  program.row_ptr.assign(kRows + 1, 0);
+  for (int layer = 0; layer < kLayers; ++layer) {
+    program.jobs.insert(program.jobs.end(), {layer, 0, kRows});
+    program.stores.insert(program.stores.end(), {layer, 0});
+  }
+  program.turns.assign(kLayers, 0);
+  CHECK(engine.Run(program).ok());
+  engine.Wait();
+  for (int i = 0; i < kRows * 4; ++i) {
+    CHECK(std::isinf(engine.Lse(0)[i]) && engine.Lse(0)[i] < 0.0f);
+    for (int d = 0; d < 16; ++d) CHECK(engine.O(0)[16 * i + d] == 0.0f);
+  }
+  CHECK(engine.WaitStores());
+}
+
+// Loads alone; `counts` are the slots of the chunks.
+Program LoadsOf(const Numbers& counts) {
+  Program program;
+  for (size_t i = 0; i < counts.size(); ++i) {
+    const int layer = static_cast<int>(i) % kLayers;
+    program.loads.insert(program.loads.end(), {layer, static_cast<int32_t>(i % 3), counts[i]});
+  }
+  return program;
+}
+
+void TestPump(const Numbers& counts) {
+  Engine engine(true, ShapeOf(1));
+  Fake::Get().delay_us(200);
+  for (int round = 0; round < 3; ++round) {  // The parity of a step's turns begins anew.
+    const Program program = LoadsOf(counts);
+    engine.Push(program);
+    CHECK(engine.queue->Begin().ok());
+    for (size_t turn = 0; turn < counts.size(); ++turn) CHECK(engine.Load(turn).ok());
+    CHECK(engine.queue->Idle());
+    engine.Wait();
+    for (size_t turn = 0; turn < counts.size(); ++turn) {
+      const uint8_t* const chunk =
+          engine.pinned->Block(program.loads[3 * turn], program.loads[3 * turn + 1]);
+      CHECK(std::memcmp(engine.Seen(turn), chunk, counts[turn] * engine.shape.block_bytes()) == 0);
+    }
+  }
+}
+
+// A failing load: XLA has its buffers back when the call returns, whatever was on its way.
+void TestMoved(bool other_capacity) {
+  Engine engine(true, ShapeOf(1));
+  Fake::Get().delay_us(5000);
+  engine.Push(LoadsOf({4, 4, 4}));
+  CHECK(engine.queue->Begin().ok() && engine.Load(0).ok());
+  uint8_t* const slots = other_capacity ? engine.Slots() : engine.Seen(0);
+  const Status status = engine.Call([&](Carrier& carrier) {
+    return engine.queue->Load(slots, kCapacity + (other_capacity ? 1 : 0),
+                              engine.shape.block_bytes(), carrier);
+  });
+  CHECK(status.kind == Status::Kind::kInternal);
+  CHECK(status.text.find("slots have moved") != std::string::npos);
+  engine.Wait();
+  engine.FreeArrays();
+}
+
+// The prefetch of the next chunk is under way when something else fails.
+void TestOtherFailure() {
+  Engine engine(true, ShapeOf(1));
+  Fake::Get().delay_us(5000);
+  engine.Push(LoadsOf({4, 4, 4}));
+  CHECK(engine.queue->Begin().ok() && engine.Load(0).ok());
+  const Status status = engine.Call([&](Carrier&) { return engine.queue->Begin(); });
+  CHECK(status.kind == Status::Kind::kFailedPrecondition);
+  engine.Wait();
+  engine.FreeArrays();
+}
+
+}  // namespace
+}  // namespace wscope
+
+int main() {
+  using wscope::Numbers;
+  wscope::EnterContext();
+  wscope::Workers::Get().Start(2);
+  wscope::TestSteps(0, 200);
+  for (unsigned seed = 1; seed < 12; ++seed) wscope::TestSteps(seed, 12);
+  wscope::TestNoBlocks();
+  for (const Numbers& counts : {Numbers{4}, Numbers{0}, Numbers{3, 4}, Numbers{4, 0, 0},
+                                Numbers{4, 4, 4, 4}, Numbers{1, 4, 2, 3, 4, 0, 4}}) {
+    wscope::TestPump(counts);
+  }
+  for (const bool other_capacity : {false, true}) wscope::TestMoved(other_capacity);
+  wscope::TestOtherFailure();
+  wscope::Workers::Get().Stop();
+}
