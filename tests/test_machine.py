@@ -168,6 +168,14 @@ int nvmlDeviceGetMemoryInfo(void* device, Held* held) {
   *held = (Held){(141ull << 30) + i, (140ull << 30) + i, 1ull << 30};
   return 0;
 }
+typedef struct { unsigned pid; unsigned long long used; unsigned a, b; } Process;
+int nvmlDeviceGetComputeRunningProcesses_v3(void* device, unsigned* count, Process* found) {
+  if ((unsigned long long)device & 1) return 3;  /* not supported */
+  found[0] = (Process){4712, 1, -1, -1};
+  found[1] = (Process){4711, 2, -1, -1};
+  *count = 2;
+  return 0;
+}
 int nvmlSystemGetDriverVersion(char* version, unsigned size) {
   strncpy(version, "550.54.15", size);
   return 0;
@@ -194,5 +202,8 @@ def test_driver(tmp_path: Path) -> None:
         timeout=60,
         check=True,
     )
-    expected = [machine.Gpu("Stub GPU", (141 << 30) + i, (140 << 30) + i) for i in (0, 1)]
+    expected = [
+        machine.Gpu("Stub GPU", (141 << 30) + i, (140 << 30) + i, others)
+        for i, others in enumerate([(4711, 4712), ()])
+    ]
     assert done.stdout == f"{expected} 550.54.15\n"

@@ -45,6 +45,10 @@ class MachineError(WscopeError, OSError):
     exit_code = 5
 
 
+class OutputError(WscopeError, OSError):
+    """A result could not be written where it was to go."""
+
+
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error, Python's or JAX's, says that memory was refused."""
     return isinstance(error, MemoryError) or OUT_OF_MEMORY in str(error)

@@ -20,6 +20,7 @@ HUGE_PAGES: Final = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 NO_LIMIT: Final = 1 << 60  # version 1 spells "no limit" as a number of about 2^63
 LEAST_MARGIN: Final = 512 << 20  # bytes for programs, activations and the runtime itself ...
 MARGIN_PART: Final = 16  # ... or this part of a memory, whichever is more
+MOST_PROCESSES: Final = 64  # of a GPU, that are asked for
 CAP_IPC_LOCK: Final = 14  # may lock any amount of memory
 FEATURES: Final = (
     "avx2",
@@ -66,11 +67,13 @@ class Gpu(NamedTuple):
         name: as its driver calls it.
         total: its memory.
         free: what no process holds.
+        others: ids of the processes that hold some of it, without this one, as far as the driver tells.
     """
 
     name: str
     total: int
     free: int
+    others: tuple[int, ...] = ()
 
 
 def memory(proc: Path = PROC, cgroup: Path = CGROUP) -> Memory:
@@ -152,6 +155,15 @@ class _NvmlMemory(ctypes.Structure):
     )
 
 
+class _NvmlProcess(ctypes.Structure):
+    _fields_ = (
+        ("pid", ctypes.c_uint),
+        ("used", ctypes.c_ulonglong),
+        ("instance", ctypes.c_uint),
+        ("compute_instance", ctypes.c_uint),
+    )
+
+
 def gpus() -> list[Gpu]:
     """NVIDIA GPUs, by their driver's management library; empty without one. Makes no CUDA context."""
     library = _nvml()
@@ -165,8 +177,17 @@ def gpus() -> list[Gpu]:
             or library.nvmlDeviceGetName(device, name, len(name))
             or library.nvmlDeviceGetMemoryInfo(device, ctypes.byref(held))
         ):
-            found.append(Gpu(name.value.decode("ascii", "replace"), held.total, held.free))
+            text = name.value.decode("ascii", "replace")
+            found.append(Gpu(text, held.total, held.free, _others(library, device)))
     return found
+
+
+def _others(library: ctypes.CDLL, device: ctypes.c_void_p) -> tuple[int, ...]:
+    count, listed = ctypes.c_uint(MOST_PROCESSES), (_NvmlProcess * MOST_PROCESSES)()
+    ask = getattr(library, "nvmlDeviceGetComputeRunningProcesses_v3", None)
+    if ask is None or ask(device, ctypes.byref(count), listed):
+        return ()
+    return tuple(sorted({entry.pid for entry in listed[: count.value]} - {os.getpid()}))
 
 
 def gpu_driver() -> str | None:

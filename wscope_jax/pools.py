@@ -84,7 +84,11 @@ class HostPools:
                 pool.commit(max(num_slots, ahead))
             except MemoryError as error:
                 if region not in self._refused:
-                    log.warning("%s: %s; blocks go to the other region", region, str(error))
+                    log.warning(
+                        "%s: %s; blocks go to the other region, whose reader alone then sets the pace",
+                        region,
+                        str(error),
+                    )
                 self._refused[region] = str(error)
                 return False
         spare = self.max_slots - sum(p.committed for p in self._pools.values())

@@ -147,12 +147,13 @@ def test_a_lean_machine(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_gpu_that_is_taken(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpus = [machine.Gpu("H", 140 * GIB, 20 * GIB)]
+    gpus = [machine.Gpu("H", 140 * GIB, 20 * GIB, (4711,))]
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     monkeypatch.setattr(machine, "gpu_driver", lambda: "550.1")
     monkeypatch.setattr(machine, "memlock", lambda: 8 << 20)
     _, found, _ = run()
     assert "nvidia-smi" in found["GPU"]["remedy"]
+    assert "process 4711 holds" in found["GPU"]["remedy"]
     assert found["GPU driver"]["value"] == "550.1"
     assert found["memlock"]["status"] == "warning"
     if not probes._version("jax-cuda12-plugin") and not probes._version("jax-cuda13-plugin"):

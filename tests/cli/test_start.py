@@ -10,10 +10,11 @@ from typing import Any
 import jax
 import pytest
 
-from wscope_jax import cores, machine, policies
+from tests.engines import CHECKPOINTS
+from wscope_jax import cores, devices, machine, policies
 from wscope_jax.cli import options, start
 from wscope_jax.engine import Engine
-from wscope_jax.errors import MachineError, UsageError
+from wscope_jax.errors import CapacityError, MachineError, UsageError
 from wscope_jax.progress import SILENT
 from wscope_jax.sampling import Sampling
 
@@ -88,6 +89,21 @@ def test_budgets_beyond_the_machine(
     start._warn_of_budgets(options.build_parser().parse_args(["generate", "--model", "m", *words]))
     assert len(caplog.messages) == len(expected)
     assert all(about in text for about, text in zip(expected, caplog.messages, strict=True))
+
+
+def test_a_gpu_without_room_is_told_before_weights_are_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(devices, "memory_left", lambda: 1 << 20)
+    monkeypatch.setattr(machine, "gpus", lambda: [machine.Gpu("H", 1 << 37, 1 << 20, (4711, 4712))])
+    words = ["generate", "--model", str(CHECKPOINTS["qwen3_moe"]), "--prompt", "x"]
+    parser = options.build_parser()
+    with pytest.raises(CapacityError, match="GPU memory") as caught:
+        start.require_fit(parser.parse_args(words), 1, 200, shorter="lower it to {}")
+    assert "process 4711, 4712 holds some" in str(caught.value)
+    arguments = parser.parse_args([*words, "--gpu-memory", "1KiB"])
+    with pytest.raises(CapacityError, match="raise --gpu-memory"):
+        start.require_fit(arguments, 1, 200, shorter="lower it to {}")
 
 
 def opened(monkeypatch: pytest.MonkeyPatch, *words: str) -> dict[str, Any]:

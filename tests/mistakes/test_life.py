@@ -441,7 +441,7 @@ def test_closed_and_full_streams(environment: dict[str, str], endless: list[obje
         {generate} >/dev/full; echo "full $?"
         """,
     )
-    assert done.stdout.split("\n")[:3] == ["deaf 0", "closed 5", "full 5"], done
+    assert done.stdout.split("\n")[:3] == ["deaf 0", "closed 5", "full 1"], done
     assert "No space left on device; the result was printed to stderr instead" in done.stderr
     assert "Traceback" not in done.stderr
     assert "Exception ignored" not in done.stderr
@@ -452,11 +452,11 @@ def test_closed_and_full_streams(environment: dict[str, str], endless: list[obje
 def test_an_answer_that_nobody_gets(
     environment: dict[str, str], words: str, unbuffered: str
 ) -> None:
-    """One line on stderr, and exit code 5, whether stdout is closed or full."""
+    """One line on stderr, and exit code 5 where stdout is closed, 1 where it is full."""
     environment["PYTHONUNBUFFERED"] = unbuffered
     script = f"wscope {words} >&-; echo $?; wscope {words} >/dev/full; echo $?"
     done = processes.shell(environment, script)
-    assert done.stdout.split() == ["5", "5"], done
+    assert done.stdout.split() == ["5", "1"], done
     closed, full = done.stderr.splitlines()
     assert closed.startswith("wscope: error: stdout is closed, so the answer would be lost; ")
     assert full.startswith("wscope: error: stdout: No space left on device; the answer is lost")
@@ -465,7 +465,7 @@ def test_an_answer_that_nobody_gets(
 def test_help_that_nobody_gets(environment: dict[str, str]) -> None:
     environment.pop("PYTHONUNBUFFERED", None)
     done = processes.shell(environment, "wscope plan -h >/dev/full; echo $?")
-    assert done.stdout == "5\n"
+    assert done.stdout == "1\n"
     assert done.stderr.startswith("wscope: error: stdout: No space left on device; ")
     assert done.stderr.count("\n") == 1
 

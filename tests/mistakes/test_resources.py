@@ -245,7 +245,7 @@ def test_fewer_workers_are_said(
 def test_a_full_disk_loses_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, form: str
 ) -> None:
-    """What cannot be written is printed to stderr, with exit code 5 and no half file."""
+    """What cannot be written is printed to stderr, with exit code 1 and no half file."""
     np.save(tmp_path / "ids.npy", np.arange(1, 40, dtype=np.int32))
     words = tiny_with(tmp_path / "ids.npy")
     generate = ["generate", *words, "--max-new-tokens", 3]
@@ -270,7 +270,7 @@ def test_a_full_disk_loses_nothing(
             done = wscope("score", *words, "--prefill", 30, "--logits-out", out, "--json")
         assert sorted(tmp_path.iterdir()) == [tmp_path / "ids.npy", out]
         assert out.read_bytes() == b"before"
-    assert done.code == 5
+    assert done.code == 1
     assert "No space left on device; the result was printed to stderr instead" in done.err
     result = json.loads(next(line for line in done.err.splitlines() if line.startswith("{")))
     if form == "score":

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
 
-from wscope_jax.errors import MachineError, UsageError
+from wscope_jax.errors import OutputError, UsageError
 
 
 class Event(Protocol):
@@ -94,7 +94,7 @@ def print_line(text: str) -> None:
     """Prints a line.
 
     Raises:
-        MachineError: See `deliver`.
+        OutputError: See `deliver`.
     """
     deliver("stdout", text + "\n", _print)
 
@@ -103,7 +103,7 @@ def deliver(where: str, text: str, write: Callable[[str], None]) -> None:
     """Writes a result; if that fails, shows it on stderr, for it may have taken hours.
 
     Raises:
-        MachineError: If it could not be written; it says where.
+        OutputError: If it could not be written; it says where.
         BrokenPipeError: If the reader has gone, who wants no more of it.
     """
     try:
@@ -118,7 +118,7 @@ def fail(where: str, values: Mapping[str, object], error: OSError) -> NoReturn:
     """Shows a result on stderr that could not be written to `where`.
 
     Raises:
-        MachineError: Always.
+        OutputError: Always.
     """
     _fail(where, json.dumps(values) + "\n", error)
 
@@ -126,7 +126,7 @@ def fail(where: str, values: Mapping[str, object], error: OSError) -> NoReturn:
 def _fail(where: str, text: str, error: OSError) -> NoReturn:
     with contextlib.suppress(OSError, ValueError):
         sys.stderr.write(text)
-    raise MachineError(
+    raise OutputError(
         f"{where}: {error.strerror or error}; the result was printed to stderr instead"
     ) from error
 
@@ -135,7 +135,7 @@ def write_lines(file: Path, option: str, lines: Sequence[Mapping[str, object]]) 
     """Writes one JSON object a line, to stdout if the file is called `-`, else whole or not at all.
 
     Raises:
-        MachineError: See `deliver`.
+        OutputError: See `deliver`.
     """
     text = "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines)
     if str(file) == "-":

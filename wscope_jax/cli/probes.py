@@ -170,7 +170,9 @@ def _gpu() -> Iterator[Finding]:
     for gpu in gpus:
         text = f"{gpu.name}, {amount(gpu.total)}, {amount(gpu.free)} free"
         is_taken = gpu.free < gpu.total * 3 // 4
-        remedy = "another process holds the rest: see nvidia-smi" if is_taken else ""
+        who = ", ".join(map(str, gpu.others))
+        holder = f"process {who} holds" if who else "another process holds"
+        remedy = f"{holder} the rest: see nvidia-smi" if is_taken else ""
         yield Finding("GPU", text, WARNING if is_taken else OK, remedy)
     if gpus:
         yield Finding("GPU driver", machine.gpu_driver() or "unknown")

@@ -139,15 +139,19 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
     )
     larger = {
         "host": "free memory on this machine" if host is None else "raise --host-memory",
-        "gpu": "free GPU memory, or let jax have more (XLA_PYTHON_CLIENT_MEM_FRACTION)"
-        if arguments.gpu_memory is None
-        else "raise --gpu-memory",
+        "gpu": _more_gpu_memory() if arguments.gpu_memory is None else "raise --gpu-memory",
     }
     planned.require_fit(
         shorter=shorter,
         fewer=f"take {{}} of the {batch} sequences",
         larger=" and ".join(larger[name] for name in planned.shortages),
     )
+
+
+def _more_gpu_memory() -> str:
+    others = ", ".join(str(pid) for gpu in machine.gpus()[:1] for pid in gpu.others)
+    holders = f" (process {others} holds some)" if others else ""
+    return f"free GPU memory{holders}, or let jax have more (XLA_PYTHON_CLIENT_MEM_FRACTION)"
 
 
 def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "Engine":

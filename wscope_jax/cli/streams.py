@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 
-from wscope_jax.errors import MachineError
+from wscope_jax.errors import MachineError, OutputError
 
 
 class _Nowhere(io.TextIOWrapper):
@@ -42,7 +42,7 @@ def printing() -> Iterator[None]:
     """Within it something is printed to stdout, which takes it all before the block is left.
 
     Raises:
-        MachineError: stdout takes no more; it says why.
+        OutputError: stdout takes no more; it says why.
         BrokenPipeError: The reader has gone, who wants no more of it.
     """
     try:
@@ -51,7 +51,7 @@ def printing() -> Iterator[None]:
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise MachineError(
+        raise OutputError(
             f"stdout: {error.strerror or error}; the answer is lost: send it to another place"
         ) from error
 
@@ -60,7 +60,7 @@ def flush() -> None:
     """Flushes stdout.
 
     Raises:
-        MachineError: See `printing`; also BrokenPipeError.
+        OutputError: See `printing`; also BrokenPipeError.
     """
     with printing():
         pass
