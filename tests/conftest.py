@@ -1,10 +1,12 @@
 """Strict settings for every test: silent promotion of dtypes or ranks is a failure, shapes are checked."""
 
+import gc
 import importlib.util
 import itertools
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 # `-m gpu` chooses the tests that compare a GPU with the CPU.
@@ -43,3 +45,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and `-m gpu`"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drop_compiled_programs() -> Iterator[None]:
+    """A module leaves no engine behind: XLA aborts where the system grants no further memory map."""
+    yield
+    if "tests.engines" in sys.modules:
+        sys.modules["tests.engines"].engine.cache_clear()
+        gc.collect()

@@ -47,7 +47,8 @@ def golden(family: str) -> Golden:
         )
 
 
-@functools.cache
+# Few: each holds thousands of memory maps of compiled programs, of which a process may have 65,530.
+@functools.lru_cache(maxsize=3)
 def engine(family: str = "qwen3_moe", window: int = 32) -> Engine:
     """A float32 engine with policy "auto"; set `.policy` before each use."""
     return Engine.from_pretrained(CHECKPOINTS[family], dtype="float32", window=window, threads=2)
