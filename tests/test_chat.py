@@ -206,7 +206,8 @@ def test_12_a_loop_without_end_has_a_second(
     ],
 )
 def test_12_output_without_end_is_refused(tmp_path: Path, template: str) -> None:
-    with pytest.raises(CheckpointError, match=r"more than 4 times|failed"):
+    # Which limit is met first, of size, memory or time, depends on how busy the machine is.
+    with pytest.raises(CheckpointError, match=r"more than 4 times|failed|did not end within"):
         render(tmp_path, template)
 
 
