@@ -124,21 +124,6 @@ inline Vec Exp2(Vec x) { return {Exp2Eight(x.low), Exp2Eight(x.high)}; }
 
 #include "simd_float.h"
 
-inline int64_t FloatScratchBytes(const HeadShape& shape) {
-  return ScratchSize<FloatNumbers<true>>(shape);
-}
-
-inline void AttendInFloat(const HeadShape& shape, const float* q, const HeadBlocks& blocks,
-                          void* scratch, const SoftmaxState& state) {
-  if (shape.bfloat16) {
-    AttendWith<FloatNumbers<true>>(shape, q, blocks, scratch, state);
-  } else {
-    AttendWith<FloatNumbers<false>>(shape, q, blocks, scratch, state);
-  }
-}
-
-inline bool SupportsAll(const HeadShape&) { return true; }
-
 }  // namespace
 
 const Kernel kAvx2Kernel = {"avx2",         true, 1.0, 1, nullptr, &SupportsAll, &FloatScratchBytes,

@@ -233,3 +233,19 @@ struct FloatNumbers {
     AddValues<kBf16, kHeads, 1, true, 0, false>(tile, width, dims, args...);
   }
 };
+
+// The rest of a kernel that takes every shape and both types.
+inline int64_t FloatScratchBytes(const HeadShape& shape) {
+  return ScratchSize<FloatNumbers<true>>(shape);
+}
+
+inline void AttendInFloat(const HeadShape& shape, const float* q, const HeadBlocks& blocks,
+                          void* scratch, const SoftmaxState& state) {
+  if (shape.bfloat16) {
+    AttendWith<FloatNumbers<true>>(shape, q, blocks, scratch, state);
+  } else {
+    AttendWith<FloatNumbers<false>>(shape, q, blocks, scratch, state);
+  }
+}
+
+inline bool SupportsAll(const HeadShape&) { return true; }

@@ -25,8 +25,13 @@ def environment(compiled: Path | None = None, **changes: str) -> dict[str, str]:
 
 def start(environment: Mapping[str, str], *words: object) -> "subprocess.Popen[bytes]":
     """Starts `wscope` with unbuffered pipes for its output, and nothing on stdin."""
+    return python(environment, *COMMAND[1:], *words)
+
+
+def python(environment: Mapping[str, str], *words: object) -> "subprocess.Popen[bytes]":
+    """Starts this interpreter in the same way."""
     return subprocess.Popen(
-        [*COMMAND, *map(str, words)],
+        [sys.executable, *map(str, words)],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

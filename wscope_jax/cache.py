@@ -101,8 +101,7 @@ class InplaceKVCache:
             self._dispatcher = Dispatcher(self._pools)
         self._evictions = Evictions(self.placement, self._dispatcher, self.compiled, self._route)
         self._active: set[int] = set()
-        chunk = min(chunk_entries, -(-batch * max_len // window) * window)
-        self.slots_per_chunk = max(1, chunk // window) if policy.uses_link else 0
+        self.slots_per_chunk = size.slots_per_chunk(streams[0][0])
         self._decode = DecodePlan(
             self.placement,
             policy.schedule.jobs(self.num_layers, batch),

@@ -11,7 +11,7 @@ from typing import Final, TypeVar
 
 import numpy as np
 
-from wscope_jax import _ffi, cores, forks
+from wscope_jax import _ffi, cores, devices, forks
 from wscope_jax.errors import MachineError, WscopeError
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS
@@ -82,13 +82,14 @@ class Dispatcher:
         forks.mark_started()
         self._queue = _start_queue()
         if _ffi.num_workers() == 0:
-            share = cores.split(cores.available())
-            start_workers(share.workers)
+            workers = devices.num_workers(None)
+            start_workers(workers)
+            xla = max(1, cores.available() - workers)
             log.info(
                 "%d CPU workers started; keep XLA's own threads to %d (NPROC=%d before JAX starts)",
-                share.workers,
-                share.xla,
-                share.xla,
+                workers,
+                xla,
+                xla,
             )
 
     @property

@@ -139,7 +139,7 @@ class Engine:
             MachineError: see the class.
         """
         forks.mark_started()
-        if gpu_memory is not None and jax.default_backend() == "cpu":
+        if gpu_memory is not None and devices.current().platform == "cpu":
             log.warning(
                 "gpu_memory: there is no GPU here; the budget of %d bytes is not used", gpu_memory
             )

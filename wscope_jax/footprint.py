@@ -131,16 +131,16 @@ class Footprint:
     @property
     def ping_pong_bytes(self) -> int:
         """Bytes of the two slots that streamed chunks pass through, shared by all layers."""
-        if not self.uses_link:
-            return 0
-        return max((2 * self._chunk_bytes(s) for s, _ in self._counts()), default=0)
+        chunks = (self.slots_per_chunk(s) * self.block_bytes(s) for s, _ in self._counts())
+        return 2 * max(chunks, default=0)
 
-    def _chunk_bytes(self, stream: Stream) -> int:
-        if not self.is_placed(stream):
+    def slots_per_chunk(self, stream: Stream) -> int:
+        """Blocks of a placed stream that one streamed chunk holds; 0 where nothing is streamed."""
+        if not (self.uses_link and self.is_placed(stream)):
             return 0
         entries = -(-self.batch * self.max_len // stream.layout.tokens_per_entry)
         chunk = min(self.chunk_entries, -(-entries // self.window) * self.window)
-        return max(1, chunk // self.window) * self.block_bytes(stream)
+        return max(1, chunk // self.window)
 
     @property
     def device_bytes(self) -> int:

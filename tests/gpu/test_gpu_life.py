@@ -2,21 +2,19 @@
 
 import contextlib
 import json
-import os
 import signal
 import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests import processes
 from tests.engines import ALL_POLICIES, CHECKPOINTS
 from wscope_jax import Engine, Sampling, _ffi, devices
 from wscope_jax.errors import CapacityError, WscopeError
@@ -58,7 +56,7 @@ def test_a_call_that_fails_ends_its_cache_and_no_more(
     began = time.monotonic()
     plan = stream._cache._decode.plan
     assert plan is not None
-    stream._cache._dispatcher._push(plan)  # one plan too many: the next step_begin finds it
+    stream._cache._dispatcher._push(plan)  # one too many: a later store meets a plan of a step
     with pytest.raises((WscopeError, jax.errors.JaxRuntimeError)):
         list(stream)
     stream.close()
@@ -98,21 +96,9 @@ def test_no_room_on_the_device(eng: Engine) -> None:
 # --- whole processes --------------------------------------------------------------------------------------------------
 
 
-def start(*words: object, **options: Any) -> "subprocess.Popen[bytes]":
-    environment = {
-        **os.environ,
-        "JAX_PLATFORMS": "cuda",
-        "XLA_PYTHON_CLIENT_PREALLOCATE": "false",
-    }
-    return subprocess.Popen(
-        [sys.executable, *map(str, words)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        bufsize=0,
-        env=environment,
-        **options,
-    )
+def start(*words: object) -> "subprocess.Popen[bytes]":
+    changes = {"JAX_PLATFORMS": "cuda", "XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    return processes.python(processes.environment(**changes), *words)
 
 
 @pytest.fixture
