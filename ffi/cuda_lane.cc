@@ -14,7 +14,6 @@ namespace {
 using Lock = std::unique_lock<std::mutex>;
 using cuda::Check;
 
-constexpr size_t kMaxDeviceBuffers = 4;        // As the mover keeps of its own.
 constexpr int kFailingQueries = 50;            // Then the context is lost, and nothing runs in it.
 constexpr int64_t kSettleNs = 10'000'000'000;  // What a failure waits for work under way.
 constexpr int64_t kLastGraceNs = 200'000'000;  // What a lane waits that nobody has drained.
@@ -153,29 +152,37 @@ Status CudaLane::GivePinned(std::shared_ptr<cuda::PinnedBuffer> buffer, cuda::St
 }
 
 Status CudaLane::TakeDevice(int64_t bytes, std::shared_ptr<cuda::DeviceBuffer>* buffer) {
-  AllReturned<cuda::DeviceBuffer> unfit;  // Freed without the lock.
+  Returned<cuda::DeviceBuffer> too_small;  // Freed without the lock.
   {
     const Lock lock(mutex_);
-    const auto fits = std::find_if(device_.begin(), device_.end(), [&](const auto& old) {
-      return old.buffer->size() >= bytes && old.buffer->size() / 2 <= bytes && old.done.Done();
-    });
-    if (fits != device_.end()) {
-      *buffer = std::move(fits->buffer);
-      device_.erase(fits);
+    auto best = device_.end(), other = device_.end();
+    for (auto old = device_.begin(); old != device_.end(); ++old) {
+      if (!old->done.Done()) continue;
+      const int64_t size = old->buffer->size();
+      if (size < bytes) {
+        other = old;
+      } else if (best == device_.end() || size < best->buffer->size()) {
+        best = old;
+      }
+    }
+    if (best != device_.end()) {
+      *buffer = std::move(best->buffer);
+      device_.erase(best);
       return Status::Ok();
     }
-    AllReturned<cuda::DeviceBuffer> busy;
-    for (auto& old : device_) (old.done.Done() ? unfit : busy).push_back(std::move(old));
-    device_.swap(busy);  // Stores have another size now.
+    // A larger one takes its place, so there are never more than were in use at the same time.
+    if (other != device_.end()) {
+      too_small = std::move(*other);
+      device_.erase(other);
+    }
   }
+  too_small.buffer.reset();
   return cuda::DeviceBuffer::Make(bytes, buffer);
 }
 
 void CudaLane::GiveDevice(std::shared_ptr<cuda::DeviceBuffer> buffer, cuda::Event done) {
   const Lock lock(mutex_);
-  if (device_.size() < kMaxDeviceBuffers || !done.Done()) {
-    device_.push_back({std::move(buffer), std::move(done)});
-  }
+  device_.push_back({std::move(buffer), std::move(done)});
 }
 
 }  // namespace wscope

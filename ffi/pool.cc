@@ -180,6 +180,9 @@ void Pool::PinLayers(int64_t from, int64_t to) {
     const std::string refusal = page_lock_->Lock(base_ + layer * layer_bytes_ + from, to - from);
     if (refusal.empty()) continue;
     while (--layer >= 0) page_lock_->Unlock(base_ + layer * layer_bytes_ + from);
+    for (int each = 0; each < num_layers_; ++each) {  // Nobody will use these pages.
+      madvise(base_ + each * layer_bytes_ + from, to - from, MADV_DONTNEED);
+    }
     throw OutOfMemory("Pool.commit: the system does not pin " + Mib((to - from) * num_layers_) +
                       " more for the GPU (" + refusal +
                       "); raise the limit on locked memory (`ulimit -l`)");

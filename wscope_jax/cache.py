@@ -94,14 +94,18 @@ class InplaceKVCache:
         )
         slots = size.require_slots(host_memory) if self._places else 0
         self.placement = Placement(batch, window, slots)
+        self.slots_per_chunk = size.slots_per_chunk(streams[0][0])
         self._pools = HostPools(
-            self.num_layers, window * self.entry_bytes, slots, devices.cuda_number()
+            self.num_layers,
+            window * self.entry_bytes,
+            slots,
+            device=devices.cuda_number(),
+            slots_per_chunk=self.slots_per_chunk,
         )
         with self._closing_on_error():
             self._dispatcher = Dispatcher(self._pools)
         self._evictions = Evictions(self.placement, self._dispatcher, self.compiled, self._route)
         self._active: set[int] = set()
-        self.slots_per_chunk = size.slots_per_chunk(streams[0][0])
         self._decode = DecodePlan(
             self.placement,
             policy.schedule.jobs(self.num_layers, batch),

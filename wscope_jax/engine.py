@@ -318,7 +318,10 @@ class Engine:
         """The engine's policy; where that was "auto", on a GPU that holds the whole cache, `resident`."""
         if self.policy is not self._auto or devices.current().platform == "cpu":
             return self.policy
-        return Resident() if self._plan(Resident(), batch, max_len).fits else self.policy
+        if not self._plan(Resident(), batch, max_len).fits:
+            return self.policy
+        log.info("policy: the GPU holds all %d tokens of each of %d rows: resident", max_len, batch)
+        return Resident()
 
     def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
         policy = policy or self._choose(batch, max_len)

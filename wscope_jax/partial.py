@@ -52,3 +52,16 @@ def merge(*partials: Partial) -> Partial:
     return Partial(
         o=o, lse=jnp.where(is_empty, -jnp.inf, base + jnp.log(jnp.where(is_empty, 1.0, total)))
     )
+
+
+def join(part: Partial) -> Partial:
+    """`merge` over the second axis of one array: from o [N, S, H, V] and lse [N, S, H] to [N, H, V] and [N, H]."""
+    if part.lse.shape[1] == 1:
+        return Partial(part.o[:, 0], part.lse[:, 0])
+    top = part.lse.max(1)
+    base = jnp.where(jnp.isneginf(top), 0.0, top)
+    weight = jnp.exp(part.lse - base[:, None])
+    total = weight.sum(1)
+    safe = jnp.where(total == 0, 1.0, total)
+    o = (part.o * weight[..., None]).sum(1) / safe[..., None]
+    return Partial(o, jnp.where(total == 0, -jnp.inf, base + jnp.log(safe)))

@@ -25,15 +25,29 @@ class HostPools:
         block_bytes: bytes of one block of one layer.
         max_slots: slots that both regions together may commit.
         device: number of the CUDA device that streams PINNED, which is pinned for it; None = streamed by copies.
+        slots_per_chunk: slots of PINNED that are streamed together; 0 where nothing is streamed.
     """
 
     def __init__(
-        self, num_layers: int, block_bytes: int, max_slots: int, device: int | None = None
+        self,
+        num_layers: int,
+        block_bytes: int,
+        max_slots: int,
+        *,
+        device: int | None = None,
+        slots_per_chunk: int = 0,
     ) -> None:
         self.slot_bytes = num_layers * block_bytes
         self.max_slots = max_slots
-        # A region commits a step ahead at most, so a small budget is exceeded by little.
-        self._step = max(1, min(COMMIT_BYTES // self.slot_bytes, max_slots // 16))
+        # A region commits a step ahead at most. What it has, the other cannot have: a sixteenth is little.
+        most = max(1, max_slots // 16)
+        step = max(1, min(COMMIT_BYTES // self.slot_bytes, most))
+        self._steps = {region: step for region in HOST_REGIONS}
+        if device is not None and slots_per_chunk:
+            # A copy to the device ends where what was pinned in one piece does: a chunk should be one piece, or, where
+            # that is too much, a few equal ones.
+            parts = -(-slots_per_chunk // most)
+            self._steps[Region.PINNED] = -(-slots_per_chunk // parts)
         try:
             self._pools = {
                 region: _ffi.Pool(
@@ -73,27 +87,29 @@ class HostPools:
         return self._refused.get(region)
 
     def _commit(self, region: Region, num_slots: int) -> bool:
-        pool = self._pools[region]
+        pool, step = self._pools[region], self._steps[region]
         pending = self._pending.pop(region, None)
         if pending is not None and (not pending.done() or pool.committed < num_slots):
             pending.exception()  # wait; a refusal shows below as a pool that is still too small
         if pool.committed < num_slots:
             others = sum(p.committed for r, p in self._pools.items() if r is not region)
-            ahead = min(self.max_slots - others, pool.committed + self._step)
+            # A refusal is final: to ask again for each block would take as long each time.
+            if region in self._refused:
+                return False
+            ahead = min(self.max_slots - others, pool.committed + step)
             try:
                 pool.commit(max(num_slots, ahead))
             except MemoryError as error:
-                if region not in self._refused:
-                    log.warning(
-                        "%s: %s; blocks go to the other region, whose reader alone then sets the pace",
-                        region,
-                        str(error),
-                    )
+                log.warning(
+                    "%s: %s; blocks go to the other region, whose reader alone then sets the pace",
+                    region,
+                    str(error),
+                )
                 self._refused[region] = str(error)
                 return False
         spare = self.max_slots - sum(p.committed for p in self._pools.values())
-        if spare > 0 and pool.committed - num_slots < self._step // 2:
-            target = pool.committed + min(spare, self._step)
+        if spare > 0 and pool.committed - num_slots < step // 2 and region not in self._refused:
+            target = pool.committed + min(spare, step)
             # Without another thread (the system may refuse one) pages are committed when they are needed.
             with contextlib.suppress(RuntimeError):
                 self._pending[region] = self._executor.submit(pool.commit, target)

@@ -64,17 +64,26 @@ def test_a_call_that_fails_ends_its_cache_and_no_more(
     assert eng.generate([PROMPT], HOW).tokens == expected
 
 
-def test_a_full_host_budget_ends_rows(eng: Engine) -> None:
+def test_a_host_budget_that_is_too_small_is_refused_at_once(eng: Engine) -> None:
     eng.host_memory = 60 * 32 * eng.model.num_layers * 512
     began = time.monotonic()
-    try:
-        result = eng.generate(
-            [PROMPT], Sampling(max_new_tokens=20_000, ignore_eos=True), max_model_len=600
-        )
-    except CapacityError:
-        return
-    assert result.finish_reason == ["length"]
-    assert time.monotonic() - began < 60
+    with pytest.raises(CapacityError, match="host memory"):
+        eng.generate([PROMPT], HOW, max_model_len=20_000)
+    assert time.monotonic() - began < SOON_S
+
+
+def test_a_full_host_budget_ends_rows(eng: Engine) -> None:
+    """As if the memory had gone after planning."""
+    how = Sampling(max_new_tokens=300, ignore_eos=True)
+    free = eng.generate([PROMPT], how).tokens[0]
+    stream = eng.stream([PROMPT], how)
+    stream._cache.placement.max_slots = stream._cache._pools.max_slots = 4
+    began = time.monotonic()
+    tokens = [event.token for event in stream if event.token is not None]
+    assert stream.result.finish_reason == ["length"]
+    assert tokens == free[: len(tokens)]
+    assert len(PROMPT) + len(tokens) == 4 * 32 + 32 + 48 + 1
+    assert time.monotonic() - began < 20
 
 
 def test_no_room_on_the_device(eng: Engine) -> None:

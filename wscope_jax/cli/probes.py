@@ -114,7 +114,7 @@ def _processor() -> Iterator[Finding]:
 def _cores() -> Iterator[Finding]:
     allowed, quota = len(os.sched_getaffinity(0)), cores.quota_cores()
     usable = cores.available()
-    share = cores.split(usable)
+    share = cores.split(usable, gpu=machine.expects_gpu())
     limit = "no quota" if quota is None else f"quota {quota:g}"
     text = (
         f"{usable} usable (machine {os.cpu_count()}, affinity {allowed}, {limit}): "
@@ -196,7 +196,8 @@ def _gpu() -> Iterator[Finding]:
 def _bandwidth() -> Iterator[Finding]:
     import numpy as np
 
-    threads = cores.split(cores.available()).workers  # as many as the kernel below has
+    on_gpu = machine.expects_gpu()
+    threads = cores.split(cores.available(), gpu=on_gpu).workers  # as an engine has
     numbers = np.ones(READ_BYTES // 8, np.int64)
     parts = np.array_split(numbers, threads)
     with ThreadPoolExecutor(threads) as pool:

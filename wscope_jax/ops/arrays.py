@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from wscope_jax import _ffi, cores
+from wscope_jax import _ffi, devices
 from wscope_jax.layout import ByteOrder, Entries, EntryLayout
 from wscope_jax.ops.packing import pack
 from wscope_jax.partial import Partial, merge
@@ -48,7 +48,7 @@ def host_attention(
         o [B, H, V] and lse [B, H] in float32; 0 and -inf for a row where nothing counts.
     """
     if _ffi.num_workers() == 0:
-        _ffi.start_workers(cores.split(cores.available()).workers)
+        _ffi.start_workers(devices.num_workers(None))
     num_rows, num_entries, num_kv_heads, key_dim = key.shape
     width = value.shape[-1] if value is not None else value_dim or key_dim
     layout = EntryLayout(

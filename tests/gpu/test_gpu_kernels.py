@@ -1,0 +1,68 @@
+"""The GPU's kernels, compiled for the GPU, against their twins in plain JAX: every shape, every storage."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests.cases import CASES
+from tests.ops.exact import DTYPES, check, draw, wide
+from wscope_jax.ops import pallas, streamed, window
+from wscope_jax.views import Rings
+
+pytestmark = pytest.mark.gpu
+
+BLOCK = 64
+OWNER = [2, -1, 0, 0, 3, -7]
+RUNS = [(name, dtype) for name in CASES for dtype in DTYPES]
+
+
+def on_cpu(fn: Any, *args: Any, **sizes: Any) -> Any:
+    with jax.default_device(jax.devices("cpu")[0]):
+        return fn(*jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), args), **sizes)
+
+
+@pytest.mark.parametrize(("name", "dtype"), RUNS)
+@pytest.mark.parametrize("capacity", [80, 1100], ids=["window", "resident"])
+def test_rings(name: str, dtype: str, capacity: int) -> None:
+    case = CASES[name]
+    q, key, value = draw(case, 1, 4, capacity, dtype)
+    # Nothing; one entry; all of it, from the middle on; some, across the end.
+    start = np.array([7, 1000, 33, capacity - 3], np.int32)
+    end = start + np.array([0, 1, capacity, 21], np.int32)
+    sizes: dict[str, Any] = {"layout": case.layout, "scale": case.scale}
+
+    def rings(*arrays: Any) -> Rings:
+        return Rings(arrays[0], None if case.layout.value_in_key else arrays[1])
+
+    want = on_cpu(window.attend_rings, *wide(q), rings(*wide(key, value)), start, end, **sizes)
+    got = pallas.attend_rings(
+        jnp.asarray(q),
+        rings(jnp.asarray(key), jnp.asarray(value)),
+        jnp.asarray(start),
+        jnp.asarray(end),
+        **sizes,
+    )
+    check(got, want, dtype)
+    assert np.isneginf(np.asarray(got.lse[0])).all()
+
+
+@pytest.mark.parametrize(("name", "dtype"), RUNS)
+def test_blocks(name: str, dtype: str) -> None:
+    case = CASES[name]
+    q = draw(case, 3, 3, 1, dtype)[0]
+    _, key, value = draw(case, 4, len(OWNER), BLOCK, dtype)
+    parts = [key] if case.layout.value_in_key else [key, value]
+    chunk = np.concatenate(
+        [x.swapaxes(1, 2).reshape(len(x), x.shape[2], -1) for x in parts], axis=-1
+    )
+    chunk[[not 0 <= row < 3 for row in OWNER]] = np.nan  # nobody's
+    slots = np.stack([np.full_like(chunk, np.nan), chunk])
+    owner, index = np.array(OWNER, np.int32), np.int32(1)
+    sizes: dict[str, Any] = {"layout": case.layout, "scale": case.scale, "block": BLOCK}
+    want = on_cpu(streamed.attend_blocks, *wide(q, slots), index, owner, **sizes)
+    got = pallas.attend_blocks(*map(jnp.asarray, (q, slots, index, owner)), **sizes)
+    check(got, want, dtype)
+    assert np.isneginf(np.asarray(got.lse))[[1, 4, 5]].all()
