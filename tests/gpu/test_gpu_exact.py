@@ -1,13 +1,20 @@
 """The engine on a GPU: golden logits, and the tokens of the CPU engine in every share, policy and batch."""
 
+import dataclasses
+import functools
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.cases import CASES
 from tests.engines import ALL_POLICIES, CHECKPOINTS, FAMILIES, golden
-from wscope_jax import Engine, Sampling
+from tests.test_schedules import TwoHalves
+from wscope_jax import Engine, Entries, InplaceKVCache, Sampling, Stream, attend, policies
+from wscope_jax.attention import attend_prompt
+from wscope_jax.views import Views
 
 pytestmark = pytest.mark.gpu
 
@@ -71,3 +78,70 @@ def test_ragged_batch_has_the_tokens_of_the_cpu(name: str) -> None:
     assert got.tokens == want.tokens
     assert got.finish_reason == want.finish_reason
     assert got.compiles["stall"] == 0
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_two_jobs_open(family: str) -> None:
+    data, eng = golden(family), engine(family, 32)
+    texts = np.stack([data.long_ids[:200], data.long_ids[200:400], data.long_ids[400:600]])
+    policy = policies.choose("write_scope", 0.5)
+    expected = eng.score(texts, 150, policy=policy)
+    got = eng.score(texts, 150, policy=dataclasses.replace(policy, schedule=TwoHalves()))
+    np.testing.assert_allclose(got, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("case", ["mla5_40", "gqa3_d24"])
+def test_queries_that_are_a_slice(case: str) -> None:
+    """XLA:GPU would let a call read them where they lie, in the larger array."""
+    got = _attend_with_slices(case)
+    with jax.default_device(jax.devices("cpu")[0]):
+        want = _attend_with_slices(case)
+    np.testing.assert_allclose(got, want, atol=2e-5, rtol=0)
+
+
+def _attend_with_slices(name: str) -> Any:
+    case, length, layers = CASES[name], 200, 2
+    layout, rng = case.layout, np.random.default_rng(1)
+
+    def entries(count: int) -> Entries:
+        key = rng.standard_normal((count, layout.num_kv_heads, layout.key_dim), np.float32)
+        value = rng.standard_normal((count, layout.num_kv_heads, layout.value_dim), np.float32)
+        return Entries(jnp.asarray(key), None if layout.value_in_key else jnp.asarray(value))
+
+    def queries(*shape: int) -> jax.Array:
+        return jnp.asarray(
+            rng.standard_normal((*shape, case.num_q_heads, layout.key_dim), np.float32)
+        )
+
+    prompt, new, many = entries(224), entries(1), queries(3)
+    prompt_q, row = queries(224), jnp.int32(0)
+
+    def write(layer: int, views: Views) -> tuple[Views, None]:
+        _, view = attend_prompt(
+            prompt_q,
+            prompt,
+            views[layer].begin(),
+            row=row,
+            length=jnp.int32(length),
+            scale=case.scale,
+        )
+        return views.put(layer, view), None
+
+    def step(views: Views) -> tuple[Views, list[jax.Array]]:
+        views, out = views.begin(), []
+        for i in range(layers):
+            o, view = attend(many[i : i + 1], new, views[i], scale=case.scale)
+            views = views.put(i, view)
+            out.append(o)
+        return views.advance(), out
+
+    policy = policies.choose("write_scope", 0.5)
+    with InplaceKVCache(
+        [[Stream(layout)]] * layers, policy=policy, batch=1, max_len=300, window=32
+    ) as cache:
+        cache.begin_prompt(0, length)
+        for i in range(layers):
+            fn = functools.partial(write, i)
+            cache.write_prompt(0, (i,), jax.jit(fn, donate_argnums=0))
+        cache.end_prompt(0)
+        return np.asarray(cache.step(jax.jit(step, donate_argnums=0)))

@@ -91,19 +91,57 @@ def _attend(
     return o_PV / safe_P[:, None], lse_P
 
 
+class _Heads:
+    """The query heads of one program: reads their queries, writes their results, and nothing beyond the arrays."""
+
+    def __init__(self, layout: EntryLayout, tiling: Tiling, head: Any, tile: Any) -> None:
+        row_P = tile * tiling.rows + jnp.arange(tiling.rows, dtype=jnp.int32)
+        self.layout = layout
+        self.is_one_P = row_P < tiling.group
+        self.head_P = head * tiling.group + row_P
+
+    def queries(self, q_ref: Any, row: Any) -> list[Any]:
+        """The parts of the queries, [P, dims] each, zeros for what is padding."""
+
+        def part(offset: int, dim: int) -> Any:
+            dims_1K = jnp.arange(padded(dim), dtype=jnp.int32)[None, :]
+            place = q_ref.at[row, self.head_P[:, None], offset + dims_1K]
+            return pltriton.load(
+                place,
+                mask=self.is_one_P[:, None] & (dims_1K < dim),
+                other=jnp.zeros((), q_ref.dtype),
+            )
+
+        return [part(offset, dim) for offset, dim in key_parts(self.layout)]
+
+    def write(self, o_PV: Any, lse_P: Any, o_ref: Any, lse_ref: Any, at: tuple[Any, ...]) -> None:
+        """Writes the results to o [..., H, V] and lse [..., H] at the leading indices `at`."""
+        dims_1V = jnp.arange(padded(self.layout.value_dim), dtype=jnp.int32)[None, :]
+        mask_PV = self.is_one_P[:, None] & (dims_1V < self.layout.value_dim)
+        pltriton.store(o_ref.at[(*at, self.head_P[:, None], dims_1V)], o_PV, mask=mask_PV)
+        pltriton.store(lse_ref.at[(*at, self.head_P)], lse_P, mask=self.is_one_P)
+
+
+def _results(lead: tuple[int, ...], num_heads: int, value_dim: int) -> list[jax.ShapeDtypeStruct]:
+    return [
+        jax.ShapeDtypeStruct((*lead, num_heads, value_dim), jnp.float32),
+        jax.ShapeDtypeStruct((*lead, num_heads), jnp.float32),
+    ]
+
+
 def _ring_kernel(
     start_ref: Any,
     end_ref: Any,
+    q_ref: Any,
     *refs: Any,
     layout: EntryLayout,
     capacity: int,
     tiling: Tiling,
     scale: float,
 ) -> None:
-    row, split = pl.program_id(0), pl.program_id(3)
-    head = pl.program_id(1)
-    parts = key_parts(layout)
-    q_refs, ring_refs, (o_ref, lse_ref) = refs[: len(parts)], refs[len(parts) : -2], refs[-2:]
+    row, head, tile, split = (pl.program_id(axis) for axis in range(4))
+    *ring_refs, o_ref, lse_ref = refs
+    heads = _Heads(layout, tiling, head, tile)
     first = start_ref[row] + split * SPLIT_ENTRIES
     end = jnp.minimum(end_ref[row], first + SPLIT_ENTRIES)
 
@@ -116,12 +154,12 @@ def _ring_kernel(
             place = ref.at[row, at_S1, head, offset + dims_1K]
             return pltriton.load(place, mask=counts_S1 & (dims_1K < dim), other=0.0)
 
-        keys = tuple(part(ring_refs[0], offset, dim) for offset, dim in parts)
+        keys = tuple(part(ring_refs[0], offset, dim) for offset, dim in key_parts(layout))
         return keys, keys[0] if layout.value_in_key else part(ring_refs[1], 0, layout.value_dim)
 
-    queries = [ref[...] for ref in q_refs]
-    width = padded(layout.value_dim)
-    o_ref[...], lse_ref[...] = _attend(queries, load, first, end, tiling.step, width, scale)
+    queries, width = heads.queries(q_ref, row), padded(layout.value_dim)
+    o_PV, lse_P = _attend(queries, load, first, end, tiling.step, width, scale)
+    heads.write(o_PV, lse_P, o_ref, lse_ref, (row, split))
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "scale", "interpret"))
@@ -148,55 +186,41 @@ def attend_rings(
     """
     num_rows, capacity, num_kv_heads, _ = rings.key.shape
     tiling = Tiling.of(layout, q.shape[1], capacity, rings.key.dtype.itemsize)
-    queries = tiling.queries(q, layout)
     splits = -(-capacity // SPLIT_ENTRIES)
     stored = [rings.key] if rings.value is None else [rings.key, rings.value]
     kernel = functools.partial(
         _ring_kernel, layout=layout, capacity=capacity, tiling=tiling, scale=scale
     )
-    width = padded(layout.value_dim)
     o, lse = pl.pallas_call(
         kernel,
         grid=(num_rows, num_kv_heads, tiling.tiles, splits),
-        in_specs=[
-            pl.no_block_spec,
-            pl.no_block_spec,
-            *[
-                pl.BlockSpec(
-                    (None, None, None, *part.shape[3:]), lambda b, g, t, s: (b, g, t, 0, 0)
-                )
-                for part in queries
-            ],
-            *[pl.no_block_spec] * len(stored),
-        ],
-        out_specs=[
-            pl.BlockSpec(
-                (None, None, None, None, tiling.rows, width), lambda b, g, t, s: (b, s, g, t, 0, 0)
-            ),
-            pl.BlockSpec((None, None, None, None, tiling.rows), lambda b, g, t, s: (b, s, g, t, 0)),
-        ],
-        out_shape=tiling.outputs((num_rows, splits), layout),
+        in_specs=[pl.no_block_spec] * (3 + len(stored)),
+        out_specs=[pl.no_block_spec] * 2,
+        out_shape=_results((num_rows, splits), q.shape[1], layout.value_dim),
         compiler_params=tiling.params(layout.value_dim),
         interpret=interpret,
         name="attend_rings",
-    )(start, end, *queries, *stored)
-    return join(tiling.partial(o, lse, layout))
+    )(start, end, q, *stored)
+    return join(Partial(o, lse))
 
 
 def _block_kernel(
     index_ref: Any,
     owner_ref: Any,
+    q_ref: Any,
     slots_ref: Any,
-    *refs: Any,
+    o_ref: Any,
+    lse_ref: Any,
+    *,
     layout: EntryLayout,
     block: int,
     tiling: Tiling,
     scale: float,
 ) -> None:
-    slot, head, tile = pl.program_id(0), pl.program_id(1), pl.program_id(2)
-    *q_refs, o_ref, lse_ref = refs
+    slot, head, tile = (pl.program_id(axis) for axis in range(3))
+    heads = _Heads(layout, tiling, head, tile)
     owner = owner_ref[slot]
-    is_owned = (owner >= 0) & (owner < q_refs[0].shape[0])
+    is_owned = (owner >= 0) & (owner < q_ref.shape[0])
     row = jnp.where(is_owned, owner, jnp.int32(0))
     index = index_ref[0]
 
@@ -216,9 +240,9 @@ def _block_kernel(
 
     # Nothing is read of a slot that nobody owns.
     end = jnp.where(is_owned, jnp.int32(block), jnp.int32(0))
-    queries = [ref[row, head, tile] for ref in q_refs]
-    width = padded(layout.value_dim)
-    o_ref[...], lse_ref[...] = _attend(queries, load, jnp.int32(0), end, tiling.step, width, scale)
+    queries, width = heads.queries(q_ref, row), padded(layout.value_dim)
+    o_PV, lse_P = _attend(queries, load, jnp.int32(0), end, tiling.step, width, scale)
+    heads.write(o_PV, lse_P, o_ref, lse_ref, (slot,))
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "block", "scale", "interpret"))
@@ -250,22 +274,17 @@ def attend_blocks(
     """
     _, num_slots, num_kv_heads, _ = slots.shape
     tiling = Tiling.of(layout, q.shape[1], block, slots.dtype.itemsize)
-    queries = tiling.queries(q, layout)
     kernel = functools.partial(
         _block_kernel, layout=layout, block=block, tiling=tiling, scale=scale
     )
-    width = padded(layout.value_dim)
     o, lse = pl.pallas_call(
         kernel,
         grid=(num_slots, num_kv_heads, tiling.tiles),
-        in_specs=[pl.no_block_spec] * (3 + len(queries)),
-        out_specs=[
-            pl.BlockSpec((None, None, None, tiling.rows, width), lambda c, g, t: (c, g, t, 0, 0)),
-            pl.BlockSpec((None, None, None, tiling.rows), lambda c, g, t: (c, g, t, 0)),
-        ],
-        out_shape=tiling.outputs((num_slots,), layout),
+        in_specs=[pl.no_block_spec] * 4,
+        out_specs=[pl.no_block_spec] * 2,
+        out_shape=_results((num_slots,), q.shape[1], layout.value_dim),
         compiler_params=tiling.params(layout.value_dim),
         interpret=interpret,
         name="attend_blocks",
-    )(index.reshape(1), owner, slots, *queries)
-    return tiling.partial(o, lse, layout)
+    )(index.reshape(1), owner, q, slots)
+    return Partial(o, lse)

@@ -1,15 +1,11 @@
 """How the GPU kernels cut the attention of one layer into programs, and what they pad."""
 
 import dataclasses
-from typing import Any, Final
+from typing import Final
 
-import jax
-import jax.numpy as jnp
 from jax.experimental.pallas import triton as pltriton
-from jaxtyping import Array, Float
 
 from wscope_jax.layout import EntryLayout
-from wscope_jax.partial import Partial
 
 LEAST: Final = 16  # rows and columns of the smallest product of the tensor cores
 STEP_ENTRIES: Final = 64  # taken at a time, at most
@@ -67,32 +63,3 @@ class Tiling:
         """Warps enough for 64 sums a thread."""
         warps = 4 if self.rows * padded(value_dim) <= SUMS // 2 else 8
         return pltriton.CompilerParams(num_warps=warps, num_stages=3)
-
-    def queries(
-        self, q: Float[Array, "B H K"], layout: EntryLayout
-    ) -> list[Float[Array, "B G T P Kp"]]:
-        """The parts of the queries, by kv head and program, padded with zeros."""
-        q = q.reshape(q.shape[0], layout.num_kv_heads, self.group, layout.key_dim)
-        spare = self.tiles * self.rows - self.group
-        parts = []
-        for offset, dim in key_parts(layout):
-            pad = (0, 0), (0, 0), (0, spare), (0, padded(dim) - dim)
-            part = jnp.pad(q[..., offset : offset + dim], pad)
-            parts.append(part.reshape(*q.shape[:2], self.tiles, self.rows, padded(dim)))
-        return parts
-
-    def outputs(self, lead: tuple[int, ...], layout: EntryLayout) -> list[jax.ShapeDtypeStruct]:
-        """What the programs write: o [*lead, G, T, P, Vp] and lse [*lead, G, T, P]."""
-        shape = (*lead, layout.num_kv_heads, self.tiles, self.rows)
-        width = padded(layout.value_dim)
-        return [
-            jax.ShapeDtypeStruct((*shape, width), jnp.float32),
-            jax.ShapeDtypeStruct(shape, jnp.float32),
-        ]
-
-    def partial(self, o: Any, lse: Any, layout: EntryLayout) -> Partial:
-        """`outputs` without what was added to the group and the value: o [*lead, H, V] and lse [*lead, H]."""
-        lead, num_kv_heads = lse.shape[:-3], layout.num_kv_heads
-        o = o.reshape(*lead, num_kv_heads, -1, o.shape[-1])[..., : self.group, : layout.value_dim]
-        lse = lse.reshape(*lead, num_kv_heads, -1)[..., : self.group]
-        return Partial(o.reshape(*lead, -1, layout.value_dim), lse.reshape(*lead, -1))
