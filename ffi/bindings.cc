@@ -114,6 +114,28 @@ Times PyMeasureRead(const PoolHandle& pool, int layer, int num_slots, const std:
   return {times.wall_ns, times.cpu_ns};
 }
 
+std::pair<double, double> PyMeasureStreams(const PoolHandle* read, const PoolHandle* link,
+                                           int64_t chunk_bytes, double seconds,
+                                           const std::string& isa, std::optional<int> device) {
+  const std::shared_ptr<Pool> read_pool = read ? read->pool() : nullptr;
+  const std::shared_ptr<Pool> link_pool = link ? link->pool() : nullptr;
+  for (const auto& pool : {read_pool, link_pool}) {
+    if (pool && pool->committed() == 0) throw std::invalid_argument("pool: has no committed slot");
+  }
+  if (link_pool && device && !link_pool->is_pinned()) {
+    throw std::invalid_argument("link_pool: is not pinned for the device");
+  }
+  if (chunk_bytes < 1) throw std::invalid_argument("chunk_bytes: must be at least 1");
+  if (!(seconds > 0 && seconds <= 60)) {
+    throw std::invalid_argument("seconds: must be above 0 and at most 60");
+  }
+  const Kernel& kernel = ReadIsa(isa);
+  const nb::gil_scoped_release release;
+  const Rates rates = MeasureStreams(read_pool.get(), kernel, link_pool.get(), device, chunk_bytes,
+                                     static_cast<int64_t>(seconds * 1e9));
+  return {rates.read, rates.link};
+}
+
 nb::list PyIsas() {
   nb::list names;
   for (const Kernel* kernel : AvailableKernels()) names.append(kernel->name);
@@ -209,6 +231,9 @@ NB_MODULE(_ffi, m) {
         nb::arg("isa"), nb::arg("prefetch_bytes") = kOwnPrefetch);
   m.def("measure_read", &PyMeasureRead, nb::arg("pool"), nb::arg("layer"), nb::arg("num_slots"),
         nb::arg("isa"), nb::arg("prefetch_bytes") = kOwnPrefetch);
+  m.def("measure_streams", &PyMeasureStreams, nb::arg("read_pool").none(),
+        nb::arg("link_pool").none(), nb::arg("chunk_bytes"), nb::arg("seconds"), nb::arg("isa"),
+        nb::arg("device") = nb::none());
   m.def(
       "time_copy",
       [](int64_t num_bytes) {

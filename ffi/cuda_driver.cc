@@ -195,7 +195,8 @@ class DriverPageLock : public PageLock {
   const Context context_;
 };
 
-// The primary context of a device, which is JAX's own.
+}  // namespace
+
 Context PrimaryContext(int device) {
   if (!GetDriver()) throw std::runtime_error("CUDA: " + WhyNoDriver());
   int handle = 0;
@@ -206,8 +207,6 @@ Context PrimaryContext(int device) {
   if (!status.ok()) throw std::runtime_error("CUDA: " + status.text);
   return context;
 }
-
-}  // namespace
 
 std::shared_ptr<PageLock> MakePageLock(int device) {
   return std::make_shared<DriverPageLock>(PrimaryContext(device));

@@ -158,6 +158,10 @@ class Scope {
   Status status_;
 };
 
+// The primary context of a device, which is JAX's own. Throws std::runtime_error without a driver
+// or such a device.
+Context PrimaryContext(int device);
+
 // Nanoseconds that a copy of so many bytes from pinned memory to a device takes, the median of a
 // few. Throws std::runtime_error without a driver, such a device, or room.
 int64_t TimeLoad(int device, int64_t bytes);

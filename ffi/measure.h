@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 #include "attention.h"
 #include "kernel.h"
@@ -25,5 +26,18 @@ Measured MeasureAttention(const AttentionShape& shape, const std::shared_ptr<Poo
 // memory gives. The workers get equal contiguous parts.
 Measured MeasureRead(const Pool& pool, int layer, int num_slots, const Kernel& kernel,
                      int64_t prefetch_bytes);
+
+// Bytes a second.
+struct Rates {
+  double read;
+  double link;
+};
+
+// The workers read all of `read` and a thread copies all of `link` in chunks, both over and over
+// and at the same time, until `duration_ns` has passed; a null pool leaves its side idle. The
+// copies go over the link to `device`, or without one to memory. Throws std::runtime_error without
+// workers, without such a device, or when a copy fails; OutOfMemory.
+Rates MeasureStreams(const Pool* read, const Kernel& kernel, const Pool* link,
+                     std::optional<int> device, int64_t chunk_bytes, int64_t duration_ns);
 
 }  // namespace wscope

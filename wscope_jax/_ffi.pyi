@@ -284,6 +284,33 @@ def measure_read(
     Returns and raises as `measure_attention`.
     """
 
+def measure_streams(
+    read_pool: Pool | None,
+    link_pool: Pool | None,
+    chunk_bytes: int,
+    seconds: float,
+    isa: str,
+    device: int | None = None,
+) -> tuple[float, float]:
+    """Lets the workers read a pool and the link copy another at the same time, over and over, for `seconds`.
+
+    Args:
+        read_pool: what the workers read; None = they rest.
+        link_pool: what is copied chunk by chunk, from every layer's first committed slot on; None = nothing is.
+        chunk_bytes: bytes of a copy.
+        seconds: how long, at most 60.
+        isa: one of `isas`, whose loads the workers use.
+        device: number of the CUDA device to copy to, which `link_pool` must be pinned for; None = to memory.
+
+    Returns:
+        Bytes a second of the readers and of the link.
+
+    Raises:
+        ValueError: an argument makes no sense.
+        MemoryError: the machine has not enough memory.
+        RuntimeError: there are no workers, or a copy failed.
+    """
+
 def time_attention(
     num_q_heads: int,
     num_kv_heads: int,
