@@ -8,36 +8,42 @@ them, bytes over its own.
 
 import argparse
 import dataclasses
-import functools
 import json
 import os
 import statistics
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import record
+from filled import fill, phases, placed_bytes
 
-from wscope_jax import Engine, InplaceKVCache, Sampling, _ffi, devices, policies
-from wscope_jax.attention import store_blocks
+from wscope_jax import Engine, Sampling, _ffi, devices, policies
 from wscope_jax.configurations import _folder
-from wscope_jax.layout import Entries
+from wscope_jax.layout import Region
 from wscope_jax.models import read_config
 from wscope_jax.models.registry import random
-from wscope_jax.ops.window import fill
 from wscope_jax.sampling import row_operands
-from wscope_jax.views import View, Views
 
 READ_SLOTS, READ_BYTES = 512, 1 << 20  # of the CPU's streaming read: half a gigabyte
+SMALL = {  # with --quick, those of them that the family's configurations have
+    "hidden_size": 256,
+    "intermediate_size": 256,
+    "moe_intermediate_size": 128,
+    "num_experts": 8,
+    "num_local_experts": 8,
+    "n_routed_experts": 8,
+}
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a small model, a short cache")
-    parser.add_argument("--json", type=record.Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE")
     parser.add_argument("--model", default="qwen3-30b-a3b", help="name of a configuration")
     parser.add_argument("--layers", type=int, help="fewer layers than the configuration has")
     parser.add_argument("--batch", type=int, default=8)
@@ -50,49 +56,13 @@ def arguments() -> argparse.Namespace:
 def build(args: argparse.Namespace) -> Any:
     values = json.loads((_folder() / f"{args.model}.json").read_text())
     if args.quick:
-        values |= {
-            "hidden_size": 256,
-            "num_experts": 8,
-            "moe_intermediate_size": 128,
-        }
+        values |= {key: small for key, small in SMALL.items() if key in values}
     with tempfile.TemporaryDirectory() as folder:
-        (record.Path(folder) / "config.json").write_text(json.dumps(values))
+        (Path(folder) / "config.json").write_text(json.dumps(values))
         config = read_config(folder)
     layers = 2 if args.quick else args.layers or config.num_layers
     config = dataclasses.replace(config, num_layers=layers)
     return random(config, 0, "bfloat16")
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _write(view: View, entries: Entries, row: jax.Array, length: jax.Array) -> View:
-    view = store_blocks(entries, view.begin())
-    start = length // view.spec.block * view.spec.block
-    rings = fill(view.rings[0], entries, row, start, length)
-    return dataclasses.replace(view, rings=(rings,))
-
-
-def _write_layer(
-    layer: int, entries: Entries, row: jax.Array, length: jax.Array, views: Views
-) -> tuple[Views, None]:
-    return views.put(layer, _write(views[layer], entries, row, length)), None
-
-
-def fill_cache(cache: InplaceKVCache, context: int) -> None:
-    """Random entries, different in every row, equal in every layer: what lies in them costs the same time."""
-    layout = cache.layout
-    shape = (context, layout.num_kv_heads)
-    for row in range(cache.batch):
-        keys = jax.random.split(jax.random.key(row))
-        entries = Entries(
-            jax.random.normal(keys[0], (*shape, layout.key_dim), jnp.bfloat16),
-            jax.random.normal(keys[1], (*shape, layout.value_dim), jnp.bfloat16),
-        )
-        cache.begin_prompt(row, context)
-        index, length = jnp.int32(row), jnp.int32(context)
-        for layer in range(cache.num_layers):
-            write = functools.partial(_write_layer, layer, entries, index, length)
-            cache.write_prompt(row, (layer,), write)
-        cache.end_prompt(row)
 
 
 def measure(eng: Engine, args: argparse.Namespace, policy: Any) -> tuple[list[float], Any]:
@@ -103,7 +73,7 @@ def measure(eng: Engine, args: argparse.Namespace, policy: Any) -> tuple[list[fl
     timings: list[Any] = []
     with eng._cache(args.batch, max_len, policy) as cache:
         began = time.perf_counter()
-        fill_cache(cache, args.context)
+        fill(cache, args.context)
         filled_s = time.perf_counter() - began
         observe = cache._dispatcher.timings
 
@@ -123,15 +93,12 @@ def measure(eng: Engine, args: argparse.Namespace, policy: Any) -> tuple[list[fl
             ids, _ = programs.step(cache, ids, rows)
             np.asarray(ids)
             seconds.append(time.perf_counter() - began)
-        placed = {
-            r: sum(cache.row_tokens(b)[r] for b in range(args.batch)) for r in cache.row_tokens(0)
-        }
-        bytes_in = {r: n * cache.entry_bytes * cache.num_layers for r, n in placed.items()}
+        placed = placed_bytes(cache)
         share = cache.cpu_share()
     print(
         f"  {policy.name}: filled in {filled_s:.1f} s, compiled in {compiled_s:.1f} s, r = {share:.3f}"
     )
-    return seconds, (bytes_in, timings[len(timings) // 2 :])
+    return seconds, (placed, timings[len(timings) // 2 :])
 
 
 def bandwidths() -> tuple[float, float]:
@@ -163,18 +130,13 @@ def main() -> None:
     for name in args.policies.split(","):
         policy = eng.policy if name == "write_scope" else policies.choose(name)
         seconds, (placed, timings) = measure(eng, args, policy)
-        host, pinned = placed["unpinned"], placed["pinned"]
+        host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
         readers = {"write_scope": cpu + link, "gpu_only": link, "cpu_only": cpu}.get(name, 0.0)
         ceiling = (host + pinned) / readers if readers else 0.0
         samples = [1e3 * s for s in seconds[len(seconds) // 3 :]]
         case = f"{args.model}_b{args.batch}_{args.context}"
         rows.append(record.row(case, f"wscope/{name}", samples, "ms", 1e3 * ceiling))
-        phases = {
-            field: 1e-6 * statistics.median(getattr(t, field) for t in timings)
-            for field in ("cpu_ns", "link_ns", "wait_cpu_ns", "wait_link_ns")
-            if timings
-        }
-        words = ", ".join(f"{field[:-3]} {ms:.2f} ms" for field, ms in phases.items())
+        words = ", ".join(f"{phase} {ms:.2f} ms" for phase, ms in phases(timings).items())
         rate = args.batch / statistics.median(samples) * 1e3
         print(
             f"  {rate:.1f} tokens/s; UNPINNED {host / 1e9:.2f} GB, PINNED {pinned / 1e9:.2f} GB; a step: {words}"

@@ -1,0 +1,68 @@
+"""What the readers of host memory give in this run, each alone and both at once: ceilings for several benchmarks."""
+
+import statistics
+from typing import Final
+
+from wscope_jax import _ffi, devices
+from wscope_jax.dispatcher import start_workers
+
+SLOT: Final = 1 << 20
+GB: Final = 1e9
+NAMES: Final = ("cpu", "link", "cpu_of_both", "link_of_both")
+
+
+class Ceilings:
+    """Pools of their own, each committed (and pinned) in one piece, and what reading them gave so far, in GB/s.
+
+    Args:
+        read_bytes: that the workers read over and over; beyond what caches hold. 0 = no reader.
+        link_bytes: that the link copies over and over.
+    """
+
+    def __init__(self, read_bytes: int, link_bytes: int) -> None:
+        self._device = devices.cuda_number()
+        if _ffi.num_workers() == 0:
+            start_workers(devices.num_workers(None))
+        self._isa = _ffi.isas()[-1]
+        self._read = self._pool(read_bytes, None) if read_bytes else None
+        self._link = self._pool(link_bytes, self._device)
+        self.samples: dict[str, list[float]] = {}
+        self.clear()
+
+    @staticmethod
+    def _pool(num_bytes: int, device: int | None) -> _ffi.Pool:
+        slots = max(1, num_bytes // SLOT)
+        pool = _ffi.Pool(1, slots, SLOT, device)
+        pool.commit(slots)
+        return pool
+
+    def clear(self) -> None:
+        """Forgets what was sampled."""
+        self.samples = {name: [] for name in NAMES}
+
+    def link_alone(self, chunk_bytes: int, seconds: float) -> float:
+        """GB/s of copies of that size, back to back."""
+        _, link = _ffi.measure_streams(
+            None, self._link, chunk_bytes, seconds, self._isa, self._device
+        )
+        return link / GB
+
+    def sample(self, seconds: float, chunk_bytes: int = 32 << 20) -> None:
+        """Samples CPU and link, each alone and both at once, for `seconds` each."""
+        assert self._read is not None
+        cpu, _ = _ffi.measure_streams(self._read, None, chunk_bytes, seconds, self._isa)
+        link = self.link_alone(chunk_bytes, seconds)
+        both = _ffi.measure_streams(
+            self._read, self._link, chunk_bytes, seconds, self._isa, self._device
+        )
+        values = (cpu / GB, link, both[0] / GB, both[1] / GB)
+        for name, value in zip(NAMES, values, strict=True):
+            self.samples[name].append(value)
+
+    def both(self) -> list[float]:
+        """Sums of the two rates while both were at work."""
+        pairs = zip(self.samples["cpu_of_both"], self.samples["link_of_both"], strict=True)
+        return [cpu + link for cpu, link in pairs]
+
+    def __getitem__(self, name: str) -> float:
+        return statistics.median(self.samples[name])

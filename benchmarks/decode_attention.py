@@ -1,0 +1,195 @@
+"""How near to "CPU and link at once" does decode attention alone come?
+
+A jitted step of some layers that only attend, chained by data, over a cache filled through the real `store`. GB/s are
+bytes of the placed blocks over the time of a step, of a few dispatched one behind the other. The ceilings come from the
+same run, between the steps: the workers reading, the link copying chunks of 32 MiB, and both at once, over memory of
+their own. `write_scope` is settled first: its share is fed back over some steps and applied to a fresh cache, twice.
+"""
+
+import argparse
+import statistics
+from pathlib import Path
+from typing import Any, Final
+
+import record
+from ceilings import GB, Ceilings
+from filled import Setup, phases, placed_bytes
+
+from tests.cases import CASES
+from wscope_jax import calibration, policies
+from wscope_jax.footprint import CHUNK_ENTRIES
+from wscope_jax.layout import Region
+from wscope_jax.policies import Policy, WriteScope
+
+GROUP: Final = 4  # steps dispatched one behind the other
+LEAST_LAYERS: Final = 4
+WINDOW: Final = 256
+SETTLE_STEPS: Final = 40
+
+Rows = list[dict[str, Any]]
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="end within a minute on 2 cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--case", choices=CASES, default="gqa8_d128")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--context", default="8192,16384,32768", help="tokens of a row, a list")
+    parser.add_argument("--layers", type=int, default=8, help=f"fewer, but {LEAST_LAYERS}, if long")
+    parser.add_argument("--gigabytes", type=float, default=10, help="of a cache, about")
+    parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
+    parser.add_argument("--share", type=float, help="of the CPU in write_scope, instead of its own")
+    parser.add_argument("--shares", default="", help="a list of fixed shares to run too")
+    parser.add_argument("--chunk-entries", type=int, default=CHUNK_ENTRIES, help="of the link")
+    parser.add_argument("--seconds", type=float, default=2.0, help="of steps measured per policy")
+    args = parser.parse_args()
+    if args.quick:
+        args.batch, args.context, args.layers = min(args.batch, 4), "2048", 4
+        args.seconds, args.chunk_entries = 1.0, 2 * WINDOW
+    return args
+
+
+class Bench:
+    """One case, batch and context; the settled policy is handed on to the next context."""
+
+    def __init__(self, args: argparse.Namespace, ceilings: Ceilings) -> None:
+        self.args, self.ceilings = args, ceilings
+        self.case = CASES[args.case]
+        self.rates: dict[str, list[float]] = {}
+        self.context = self.layers = 0
+        self.is_settled = args.share is not None
+        if self.is_settled:
+            self.write_scope = WriteScope(share=args.share)
+        else:
+            roofline = calibration.measure(
+                self.case.layout,
+                num_q_heads=self.case.num_q_heads,
+                window=WINDOW,
+                dtype="bfloat16",
+            )
+            self.write_scope = WriteScope(roofline=roofline)
+
+    def setup(self, policy: Policy) -> Setup:
+        """A fresh cache, its windows half full."""
+        tokens = self.context // WINDOW * WINDOW + WINDOW // 2
+        batch = self.args.batch
+        return Setup(
+            self.case,
+            layers=self.layers,
+            batch=batch,
+            tokens=tokens,
+            policy=policy,
+            chunk_entries=self.args.chunk_entries,
+        )
+
+    def settle(self) -> None:
+        """Lets feedback find the share, on a cache that has the share found before."""
+        if self.args.share is not None:
+            return
+        for _ in range(1 if self.is_settled else 2):
+            with self.setup(self.write_scope) as setup:
+                before = setup.cache.cpu_share()
+                for _ in range(10 if self.args.quick else SETTLE_STEPS // GROUP):
+                    setup.run(1 if self.args.quick else GROUP)
+                found = setup.cache.policy
+                after = setup.cache.cpu_share()
+            assert isinstance(found, WriteScope)
+            self.write_scope = found
+            print(f"  settling: a cache with r = {before:.3f} asks for r = {after:.3f}")
+        self.is_settled = True
+
+    def measure(self, name: str, policy: Policy) -> None:
+        """GB/s of groups of steps, with the ceilings sampled in between."""
+        rounds, step_s = 3, []
+        with self.setup(policy) as setup:
+            placed = placed_bytes(setup.cache)
+            host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
+            single = 1e3 * min(setup.run(1) for _ in range(3))
+            groups = max(2, round(self.args.seconds / rounds / (GROUP * setup.run(GROUP))))
+            setup.timings.clear()
+            for _ in range(rounds):
+                self.sample()
+                step_s += [setup.run(GROUP) for _ in range(min(groups, 40))]
+            found = phases(setup.timings)
+        self.sample()
+        self.rates[name] = [(host + pinned) / s / GB for s in step_s]
+        words = ", ".join(f"{phase} {ms:.2f}" for phase, ms in found.items())
+        print(
+            f"  {name}: r {host / (host + pinned):.3f}, UNPINNED {host / GB:.2f} GB, PINNED {pinned / GB:.2f} GB; "
+            f"filled in {setup.filled_s:.1f} s, compiled in {setup.compiled_s:.1f} s\n"
+            f"    a step, ms: {1e3 * statistics.median(step_s):.2f} in a row, {single:.2f} alone; {words}"
+        )
+
+    def median(self, name: str) -> float:
+        """GB/s of a policy."""
+        return statistics.median(self.rates[name])
+
+    def sample(self) -> None:
+        """Samples the ceilings."""
+        self.ceilings.sample(0.1 if self.args.quick else 0.15)
+
+    def run(self, context: int) -> Rows:
+        """All rows of one context."""
+        args, entry = self.args, self.case.layout.entry_bytes(2)
+        most = int(args.gigabytes * GB / (entry * args.batch * context))
+        self.context, self.layers = (
+            context,
+            max(min(LEAST_LAYERS, args.layers), min(args.layers, most)),
+        )
+        self.rates = {}
+        self.ceilings.clear()
+        print(f"{args.case}, batch {args.batch}, context {context}, {self.layers} layers")
+        for name in filter(None, args.policies.split(",")):
+            if name == "write_scope":
+                self.settle()
+            self.measure(name, self.write_scope if name == "write_scope" else policies.choose(name))
+        for share in filter(None, args.shares.split(",")):
+            self.measure(f"share_{share}", WriteScope(share=float(share)))
+        return self.rows()
+
+    def rows(self) -> Rows:
+        """Readers, policies, and how much faster one is than another, each beside its ceiling."""
+        case = f"{self.args.case}_b{self.args.batch}_{self.context}"
+        ceil = self.ceilings
+        both = statistics.median(ceil.both())
+        print(
+            f"  at once: CPU {ceil['cpu_of_both']:.1f} + link {ceil['link_of_both']:.1f} GB/s, "
+            f"so r = {ceil['cpu_of_both'] / both:.3f} at best"
+        )
+        limits = {"gpu_only": ceil["link"], "cpu_only": ceil["cpu"]}
+        rows = [
+            record.row(case, name, values, "GB/s", statistics.median(values))
+            for name, values in (
+                ("streaming_read", ceil.samples["cpu"]),
+                ("dma", ceil.samples["link"]),
+                ("streaming_read+dma", ceil.both()),
+            )
+        ]
+        for name, values in self.rates.items():
+            rows.append(record.row(case, f"wscope/{name}", values, "GB/s", limits.get(name, both)))
+        for name, limit in limits.items():
+            if name in self.rates and "write_scope" in self.rates:
+                gain = self.median("write_scope") / self.median(name)
+                label = f"wscope/write_scope:{name}"
+                rows.append(record.row(case, label, [gain], "x", both / limit))
+        return rows
+
+
+def main() -> None:
+    args = arguments()
+    contexts = [int(context) for context in args.context.split(",")]
+    entry = CASES[args.case].layout.entry_bytes(2)
+    most = min(args.layers * args.batch * max(contexts) * entry, 8 << 30)
+    ceilings = Ceilings((128 << 20) if args.quick else (2 << 30), max(most, 64 << 20))
+    bench = Bench(args, ceilings)
+    rows: Rows = []
+    for context in contexts:
+        rows += bench.run(context)
+    record.finish(rows, args.json)
+
+
+if __name__ == "__main__":
+    main()

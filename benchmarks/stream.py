@@ -1,0 +1,112 @@
+"""Does streaming run at the speed of the link, and what does a host part without work cost?
+
+Steps of layers that only attend, everything PINNED: GB/s of the pump for three sizes of chunk, beside plain copies of
+the same size in the same run, over memory of their own. The pump includes what the device does with each chunk.
+
+Then what a host part adds to a layer (us) when there is nothing for it to do, and with one tiny block a row. The
+ceiling is what its bytes take: none without a block, else query down and partial up over the link and the block at the
+speed of the CPU.
+"""
+
+import statistics
+from typing import Any, Final
+
+import record
+from ceilings import GB, Ceilings
+from filled import Setup, phases, placed_bytes
+
+from tests.cases import CASES
+from wscope_jax.layout import Region
+from wscope_jax.policies import GpuOnly, Policy, WriteScope
+
+CASE: Final = "gqa8_d128"
+LAYERS: Final = 8
+TINY: Final = 32  # entries of a tiny block
+
+Rows = list[dict[str, Any]]
+
+
+def pump(ceilings: Ceilings, chunk_entries: int, batch: int, context: int, quick: bool) -> Rows:
+    """Rows of one size of chunk."""
+    case = CASES[CASE]
+    chunk_bytes = chunk_entries * case.layout.entry_bytes(2)
+    plain: list[float] = []
+    rates: list[float] = []
+    layers = 2 if quick else LAYERS
+    sizes: dict[str, Any] = {"layers": layers, "batch": batch, "tokens": context + 128}
+    with Setup(case, policy=GpuOnly(), chunk_entries=chunk_entries, **sizes) as setup:
+        placed = placed_bytes(setup.cache)[Region.PINNED]
+        for _ in range(4):
+            plain.append(ceilings.link_alone(chunk_bytes, 0.1 if quick else 0.3))
+            rates += [placed / setup.run(2) / GB for _ in range(2 if quick else 4)]
+        plain.append(ceilings.link_alone(chunk_bytes, 0.1 if quick else 0.3))
+        found, turns = phases(setup.timings), setup.cache.num_turns
+    words = f"copies busy for {found['link']:.2f} ms a step" if found.get("link") else "no timings"
+    print(
+        f"  chunks of {chunk_entries}: {turns} turns a layer, PINNED {placed / GB:.2f} GB, {words}"
+    )
+    label, limit = f"{CASE}_b{batch}_{context}_c{chunk_entries}", statistics.median(plain)
+    return [
+        record.row(label, "dma", plain, "GB/s", limit),
+        record.row(label, "wscope/pump", rates, "GB/s", limit),
+    ]
+
+
+def host_part(ceilings: Ceilings, batch: int, quick: bool) -> Rows:
+    """What a host part adds to a layer: without a block, and with one of TINY entries a row."""
+    case, rounds = CASES[CASE], 5 if quick else 12
+    layers = 2 if quick else LAYERS
+
+    def setup(policy: Policy, tokens: int) -> Setup:
+        return Setup(
+            case,
+            layers=layers,
+            batch=batch,
+            tokens=tokens,
+            policy=policy,
+            window=TINY,
+            chunk_entries=TINY,
+        )
+
+    step_us: dict[str, list[float]] = {}
+    with (
+        setup(GpuOnly(), TINY // 2) as without,
+        setup(WriteScope(share=1.0), TINY // 2) as empty,
+        setup(WriteScope(share=1.0), TINY // 2 + TINY) as tiny,
+    ):
+        assert placed_bytes(tiny.cache)[Region.PINNED] == 0
+        for _ in range(rounds):
+            for name, which in (("without", without), ("empty", empty), ("tiny", tiny)):
+                few = [which.run(1) for _ in range(5)]
+                step_us.setdefault(name, []).append(1e6 * statistics.median(few))
+    print(
+        f"  batch {batch}: a step without a host part {statistics.median(step_us['without']):.0f} us"
+    )
+    layout, rows = case.layout, []
+    carried = batch * case.num_q_heads * (2 * layout.key_dim + 4 * layout.value_dim + 4)
+    block = batch * TINY * layout.entry_bytes(2)
+    least = {"empty": 0.0, "tiny": carried / ceilings["link"] + block / ceilings["cpu"]}
+    for name in ("empty", "tiny"):
+        pairs = zip(step_us[name], step_us["without"], strict=True)
+        added = [(with_it - base) / layers for with_it, base in pairs]
+        label = f"{CASE}_b{batch}_{name}"
+        rows.append(record.row(label, "wscope/host part", added, "us", 1e-3 * least[name]))
+    return rows
+
+
+def main() -> None:
+    args = record.arguments(__doc__)
+    batch, context = (2, 8192) if args.quick else (32, 8192)
+    small = 64 << 20
+    ceilings = Ceilings(small if args.quick else 16 * small, small if args.quick else 64 * small)
+    ceilings.sample(0.1)
+    rows: Rows = []
+    for chunk_entries in (4096, 8192, 16384):
+        rows += pump(ceilings, chunk_entries, batch, context, args.quick)
+    for batch in (1, 2) if args.quick else (1, 32):
+        rows += host_part(ceilings, batch, args.quick)
+    record.finish(rows, args.json)
+
+
+if __name__ == "__main__":
+    main()
