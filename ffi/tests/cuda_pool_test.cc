@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "fake_device.h"
+#include "measure.h"
 #include "pool.h"
 #include "workers.h"
 
@@ -127,6 +128,41 @@ void TestFailures() {
   CHECK(BecomesLive(before));
 }
 
+// The link copies a pool that grew in pieces, alone and while the workers read another one; each
+// call fails once: told by an exception, and nothing is left.
+void TestStreams() {
+  constexpr int64_t kLong = 200'000'000;  // The workers take every core of a small machine.
+  Fake::Get().delay_us(0);
+  const FakeCudaLive before = Fake::Get().live();
+  {
+    Pool read(2, 4, 5000);
+    read.Commit(4);
+    Pool link(2, 8, 5000, cuda::MakePageLock(0));
+    for (const int slots : {1, 2, 7}) link.Commit(slots);
+    const FakeCudaLive pools = Fake::Get().live();
+    const auto measure = [&](const Pool* pool, int64_t duration_ns) {
+      return MeasureStreams(pool, kPortableKernel, &link, 0, 12'000, duration_ns);
+    };
+    const Rates alone = measure(nullptr, kLong);
+    CHECK(alone.link > 0 && alone.read == 0);
+    const Rates both = measure(&read, kLong);
+    CHECK(both.link > 0 && both.read > 0);
+    int refused = 0;
+    for (int n = 1; n <= 40; ++n) {
+      Fake::Get().fail_at(n, 999, false);
+      try {
+        measure(&read, 3'000'000);
+      } catch (const std::runtime_error&) {
+        ++refused;
+      }
+    }
+    CHECK(refused > 15);
+    Fake::Get().fail_at(0, 0, false);
+    CHECK(BecomesLive(pools));
+  }
+  CHECK(BecomesLive(before));
+}
+
 }  // namespace
 }  // namespace wscope
 
@@ -138,5 +174,6 @@ int main() {
   wscope::TestRefused();
   wscope::TestDriver();
   wscope::TestFailures();
+  wscope::TestStreams();
   wscope::Workers::Get().Stop();
 }

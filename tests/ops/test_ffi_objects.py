@@ -72,6 +72,25 @@ def test_timings_are_positive() -> None:
         _ffi.time_copy(0)
 
 
+def test_streams_run_alone_and_at_once() -> None:
+    _ffi.start_workers(2)
+    read, link = _ffi.Pool(2, 3, 5000), _ffi.Pool(3, 2, 7000)
+    isa = _ffi.isas()[-1]
+    with pytest.raises(ValueError, match="no committed slot"):
+        _ffi.measure_streams(read, None, 4096, 0.02, isa)
+    read.commit(3)
+    link.commit(1)
+    assert [r > 0 for r in _ffi.measure_streams(read, None, 4096, 0.02, isa)] == [True, False]
+    assert [r > 0 for r in _ffi.measure_streams(None, link, 4096, 0.02, isa)] == [False, True]
+    assert min(_ffi.measure_streams(read, link, 1 << 20, 0.2, isa)) > 0
+    with pytest.raises(ValueError, match="chunk_bytes"):
+        _ffi.measure_streams(read, link, 0, 0.02, isa)
+    with pytest.raises(ValueError, match="seconds"):
+        _ffi.measure_streams(read, link, 4096, float("nan"), isa)
+    with pytest.raises(ValueError, match="not pinned"):
+        _ffi.measure_streams(read, link, 4096, 0.02, isa, 0)
+
+
 def _run(script: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)],
