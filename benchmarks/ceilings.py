@@ -7,6 +7,7 @@ from wscope_jax import _ffi, devices
 from wscope_jax.dispatcher import start_workers
 
 SLOT: Final = 1 << 20
+CHUNK: Final = 32 << 20  # bytes of a copy
 GB: Final = 1e9
 NAMES: Final = ("cpu", "link", "cpu_of_both", "link_of_both")
 
@@ -15,7 +16,7 @@ class Ceilings:
     """Pools of their own, each committed (and pinned) in one piece, and what reading them gave so far, in GB/s.
 
     Args:
-        read_bytes: that the workers read over and over; beyond what caches hold. 0 = no reader.
+        read_bytes: that the workers read over and over; more than the processor's caches hold.
         link_bytes: that the link copies over and over.
     """
 
@@ -24,7 +25,7 @@ class Ceilings:
         if _ffi.num_workers() == 0:
             start_workers(devices.num_workers(None))
         self._isa = _ffi.isas()[-1]
-        self._read = self._pool(read_bytes, None) if read_bytes else None
+        self._read = self._pool(read_bytes, None)
         self._link = self._pool(link_bytes, self._device)
         self.samples: dict[str, list[float]] = {}
         self.clear()
@@ -40,23 +41,24 @@ class Ceilings:
         """Forgets what was sampled."""
         self.samples = {name: [] for name in NAMES}
 
-    def link_alone(self, chunk_bytes: int, seconds: float) -> float:
-        """GB/s of copies of that size, back to back."""
-        _, link = _ffi.measure_streams(
-            None, self._link, chunk_bytes, seconds, self._isa, self._device
-        )
-        return link / GB
+    def cpu_alone(self, seconds: float, pool: _ffi.Pool | None = None) -> float:
+        """GB/s of the workers reading `pool`, or the memory made for that."""
+        pool = pool or self._read
+        return _ffi.measure_streams(pool, None, SLOT, seconds, self._isa)[0] / GB
 
-    def sample(self, seconds: float, chunk_bytes: int = 32 << 20) -> None:
+    def link_alone(
+        self, seconds: float, chunk_bytes: int = CHUNK, pool: _ffi.Pool | None = None
+    ) -> float:
+        """GB/s of copies of that size out of `pool`, or the memory made for that, back to back."""
+        pool = pool or self._link
+        rates = _ffi.measure_streams(None, pool, chunk_bytes, seconds, self._isa, self._device)
+        return rates[1] / GB
+
+    def sample(self, seconds: float) -> None:
         """Samples CPU and link, each alone and both at once, for `seconds` each."""
-        assert self._read is not None
-        cpu, _ = _ffi.measure_streams(self._read, None, chunk_bytes, seconds, self._isa)
-        link = self.link_alone(chunk_bytes, seconds)
-        both = _ffi.measure_streams(
-            self._read, self._link, chunk_bytes, seconds, self._isa, self._device
-        )
-        values = (cpu / GB, link, both[0] / GB, both[1] / GB)
-        for name, value in zip(NAMES, values, strict=True):
+        alone = (self.cpu_alone(seconds), self.link_alone(seconds))
+        both = _ffi.measure_streams(self._read, self._link, CHUNK, seconds, self._isa, self._device)
+        for name, value in zip(NAMES, (*alone, both[0] / GB, both[1] / GB), strict=True):
             self.samples[name].append(value)
 
     def both(self) -> list[float]:

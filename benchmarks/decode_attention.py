@@ -8,6 +8,7 @@ their own. `write_scope` is settled first: its share is fed back over some steps
 
 import argparse
 import statistics
+import time
 from pathlib import Path
 from typing import Any, Final
 
@@ -39,12 +40,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--context", default="8192,16384,32768", help="tokens of a row, a list")
     parser.add_argument("--layers", type=int, default=8, help=f"fewer, but {LEAST_LAYERS}, if long")
-    parser.add_argument("--gigabytes", type=float, default=10, help="of a cache, about")
+    parser.add_argument("--gigabytes", type=float, default=6, help="of a cache, about")
     parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
     parser.add_argument("--share", type=float, help="of the CPU in write_scope, instead of its own")
     parser.add_argument("--shares", default="", help="a list of fixed shares to run too")
     parser.add_argument("--chunk-entries", type=int, default=CHUNK_ENTRIES, help="of the link")
-    parser.add_argument("--seconds", type=float, default=2.0, help="of steps measured per policy")
+    parser.add_argument("--seconds", type=float, default=1.5, help="of steps measured per policy")
     args = parser.parse_args()
     if args.quick:
         args.batch, args.context, args.layers = min(args.batch, 4), "2048", 4
@@ -59,6 +60,7 @@ class Bench:
         self.args, self.ceilings = args, ceilings
         self.case = CASES[args.case]
         self.rates: dict[str, list[float]] = {}
+        self.facts: dict[str, dict[str, Any]] = {}
         self.context = self.layers = 0
         self.is_settled = args.share is not None
         if self.is_settled:
@@ -114,14 +116,33 @@ class Bench:
                 self.sample()
                 step_s += [setup.run(GROUP) for _ in range(min(groups, 40))]
             found = phases(setup.timings)
+            own = self.own_pages(setup)
         self.sample()
         self.rates[name] = [(host + pinned) / s / GB for s in step_s]
+        self.facts[name] = {"r": host / (host + pinned), "layers": self.layers, "phases_ms": found}
+        busy = [
+            f"{side} {size / (1e6 * found[side]):.1f} GB/s"
+            for side, size in (("cpu", host), ("link", pinned))
+            if size and found[side]
+        ]
         words = ", ".join(f"{phase} {ms:.2f}" for phase, ms in found.items())
         print(
             f"  {name}: r {host / (host + pinned):.3f}, UNPINNED {host / GB:.2f} GB, PINNED {pinned / GB:.2f} GB; "
             f"filled in {setup.filled_s:.1f} s, compiled in {setup.compiled_s:.1f} s\n"
-            f"    a step, ms: {1e3 * statistics.median(step_s):.2f} in a row, {single:.2f} alone; {words}"
+            f"    a step, ms: {1e3 * statistics.median(step_s):.2f} in a row, {single:.2f} alone; {words}\n"
+            f"    while busy: {', '.join(busy)}; reading its own pages, alone: {own}"
         )
+
+    def own_pages(self, setup: Setup) -> str:
+        """What the cache's own memory gives, in words: pages differ from one allocation to the next."""
+        pools, found = setup.cache._pools, []
+        for region, alone in (
+            (Region.UNPINNED, self.ceilings.cpu_alone),
+            (Region.PINNED, self.ceilings.link_alone),
+        ):
+            if placed_bytes(setup.cache)[region]:
+                found.append(f"{region} {alone(0.1, pool=pools.pool(region)):.1f} GB/s")
+        return ", ".join(found)
 
     def median(self, name: str) -> float:
         """GB/s of a policy."""
@@ -129,16 +150,14 @@ class Bench:
 
     def sample(self) -> None:
         """Samples the ceilings."""
-        self.ceilings.sample(0.1 if self.args.quick else 0.15)
+        self.ceilings.sample(0.1)
 
     def run(self, context: int) -> Rows:
         """All rows of one context."""
         args, entry = self.args, self.case.layout.entry_bytes(2)
         most = int(args.gigabytes * GB / (entry * args.batch * context))
-        self.context, self.layers = (
-            context,
-            max(min(LEAST_LAYERS, args.layers), min(args.layers, most)),
-        )
+        self.context = context
+        self.layers = min(args.layers, max(LEAST_LAYERS, most))
         self.rates = {}
         self.ceilings.clear()
         print(f"{args.case}, batch {args.batch}, context {context}, {self.layers} layers")
@@ -181,14 +200,20 @@ class Bench:
 def main() -> None:
     args = arguments()
     contexts = [int(context) for context in args.context.split(",")]
+    if min(contexts) < WINDOW:
+        raise SystemExit(f"decode_attention: a context has at least a block, {WINDOW} tokens")
     entry = CASES[args.case].layout.entry_bytes(2)
     most = min(args.layers * args.batch * max(contexts) * entry, 8 << 30)
     ceilings = Ceilings((128 << 20) if args.quick else (2 << 30), max(most, 64 << 20))
     bench = Bench(args, ceilings)
     rows: Rows = []
-    for context in contexts:
-        rows += bench.run(context)
-    record.finish(rows, args.json)
+    try:
+        for context in contexts:
+            began = time.perf_counter()
+            rows += bench.run(context)
+            print(f"  {time.perf_counter() - began:.0f} s in all")
+    finally:  # what a later context does cannot lose these
+        record.finish(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Does streaming run at the speed of the link, and what does a host part without work cost?
 
 Steps of layers that only attend, everything PINNED: GB/s of the pump for three sizes of chunk, beside plain copies of
-the same size in the same run, over memory of their own. The pump includes what the device does with each chunk.
+the same size in the same run, over memory of their own, pinned in one piece, and over the cache's own, which was pinned
+as it grew: no copy goes from one piece to the next. The pump includes what the device does with each chunk.
 
 Then what a host part adds to a layer (us) when there is nothing for it to do, and with one tiny block a row. The
 ceiling is what its bytes take: none without a block, else query down and partial up over the link and the block at the
@@ -30,16 +31,17 @@ def pump(ceilings: Ceilings, chunk_entries: int, batch: int, context: int, quick
     """Rows of one size of chunk."""
     case = CASES[CASE]
     chunk_bytes = chunk_entries * case.layout.entry_bytes(2)
-    plain: list[float] = []
-    rates: list[float] = []
-    layers = 2 if quick else LAYERS
+    layers, few_s = (2, 0.1) if quick else (LAYERS, 0.3)
+    plain, own, rates = [], [], []
     sizes: dict[str, Any] = {"layers": layers, "batch": batch, "tokens": context + 128}
     with Setup(case, policy=GpuOnly(), chunk_entries=chunk_entries, **sizes) as setup:
         placed = placed_bytes(setup.cache)[Region.PINNED]
+        pages = setup.cache._pools.pool(Region.PINNED)
         for _ in range(4):
-            plain.append(ceilings.link_alone(chunk_bytes, 0.1 if quick else 0.3))
+            plain.append(ceilings.link_alone(few_s, chunk_bytes))
             rates += [placed / setup.run(2) / GB for _ in range(2 if quick else 4)]
-        plain.append(ceilings.link_alone(chunk_bytes, 0.1 if quick else 0.3))
+            own.append(ceilings.link_alone(few_s, chunk_bytes, pages))
+        plain.append(ceilings.link_alone(few_s, chunk_bytes))
         found, turns = phases(setup.timings), setup.cache.num_turns
     words = f"copies busy for {found['link']:.2f} ms a step" if found.get("link") else "no timings"
     print(
@@ -48,6 +50,7 @@ def pump(ceilings: Ceilings, chunk_entries: int, batch: int, context: int, quick
     label, limit = f"{CASE}_b{batch}_{context}_c{chunk_entries}", statistics.median(plain)
     return [
         record.row(label, "dma", plain, "GB/s", limit),
+        record.row(label, "dma of the cache's pages", own, "GB/s", limit),
         record.row(label, "wscope/pump", rates, "GB/s", limit),
     ]
 
