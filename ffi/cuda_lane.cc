@@ -60,7 +60,7 @@ std::shared_ptr<void> Together(Things&&... things) {
 Status CudaLane::Make(std::shared_ptr<CudaLane>* lane) {
   std::shared_ptr<CudaLane> made(new CudaLane);
   Status status = First({Check(Cu().CtxGetCurrent(&made->context_), "context"), made->calls_.Make(),
-                         made->loads_.Make(), made->stores_.Make()});
+                         made->loads_[0].Make(), made->loads_[1].Make(), made->stores_.Make()});
   if (status.ok()) *lane = std::move(made);
   return status;
 }
@@ -86,7 +86,10 @@ bool CudaLane::Drain(int64_t deadline_ns) {
 }
 
 bool CudaLane::EndLoads(int64_t deadline_ns) {
-  if (!Patience(deadline_ns).Await([&] { return loads_.Query(); })) return false;
+  Patience patience(deadline_ns);
+  for (const cuda::OwnStream& stream : loads_) {
+    if (!patience.Await([&] { return stream.Query(); })) return false;
+  }
   Pump ended;  // Dies without the lock.
   const Lock lock(mutex_);
   std::swap(ended, pump_);

@@ -70,9 +70,12 @@ class CudaLane {
   using AllReturned = std::deque<Returned<Buffer>>;
   // The last copy into a slot.
   struct Filling {
-    cuda::Event began, ended;
+    cuda::Event began;
+    cuda::Event nearly;  // Little of it is left: the next may begin.
+    std::shared_ptr<cuda::Event> ended = std::make_shared<cuda::Event>();
+    std::shared_ptr<cuda::Event> before_ended;  // The copy into the other slot; may be null.
   };
-  // The two PING-PONG slots and the copies into them.
+  // The two PING-PONG slots and the copies into them, each slot's on a stream of its own.
   struct Pump {
     std::array<uint8_t*, 2> slots{};  // Where they were at the last call.
     std::array<std::shared_ptr<Filling>, 2> filled;
@@ -86,7 +89,7 @@ class CudaLane {
 
   cuda::Context context_ = nullptr;
   cuda::OwnStream calls_;                        // Callbacks that start and end host jobs.
-  cuda::OwnStream loads_;                        // Host to device.
+  std::array<cuda::OwnStream, 2> loads_;         // Host to device, one for each slot.
   cuda::OwnStream stores_;                       // Device to host.
   std::mutex mutex_;                             // Guards all below.
   std::deque<std::shared_ptr<CudaJob>> called_;  // Jobs that a callback may use.

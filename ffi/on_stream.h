@@ -28,6 +28,8 @@ class OnStream : public Carrier {
 
  private:
   Status Fill(const LoadCall& call, const Plan::Load& load, size_t number);
+  Status Copy(const LoadCall& call, const Plan::Load& load, size_t number, int64_t from,
+              int64_t to);
 
   const std::shared_ptr<CudaLane> lane_;
   const cuda::Stream stream_;
