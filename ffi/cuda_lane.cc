@@ -1,12 +1,11 @@
 #include "cuda_lane.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "clock.h"
+#include "cuda_patience.h"
 
 namespace wscope {
 namespace {
@@ -15,41 +14,10 @@ using Lock = std::unique_lock<std::mutex>;
 using cuda::Check;
 
 constexpr size_t kMaxDeviceBuffers = 4;        // As the mover keeps of its own.
-constexpr int kFailingQueries = 50;            // Then the context is lost, and nothing runs in it.
 constexpr int64_t kSettleNs = 10'000'000'000;  // What a failure waits for work under way.
 constexpr int64_t kLastGraceNs = 200'000'000;  // What a lane waits that nobody has drained.
 
 const cuda::Driver& Cu() { return *cuda::GetDriver(); }
-
-// Waits for one thing after the other by polling, since no wait of the driver has a deadline.
-class Patience {
- public:
-  explicit Patience(int64_t deadline_ns) : deadline_ns_(deadline_ns) {}
-
-  // False if the deadline passed first.
-  template <typename Query>
-  bool Await(const Query& query) {
-    for (;;) {
-      const cuda::Result result = query();
-      if (result == 0) return true;
-      if (result != cuda::kNotReady && ++failures_ >= kFailingQueries) return true;
-      if (NowNs() > deadline_ns_) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-
- private:
-  const int64_t deadline_ns_;
-  int failures_ = 0;
-};
-
-// For what the device may still touch, since it hangs beyond every deadline.
-void KeepForever(std::shared_ptr<void> memory) {
-  static std::mutex mutex;
-  static auto* const kept = new std::deque<std::shared_ptr<void>>;
-  const Lock lock(mutex);
-  kept->push_back(std::move(memory));
-}
 
 template <typename... Things>
 std::shared_ptr<void> Together(Things&&... things) {
@@ -60,30 +28,23 @@ std::shared_ptr<void> Together(Things&&... things) {
 
 Status CudaLane::Make(std::shared_ptr<CudaLane>* lane) {
   std::shared_ptr<CudaLane> made(new CudaLane);
-  Status status = First({Check(Cu().CtxGetCurrent(&made->context_), "context"), made->calls_.Make(),
-                         made->loads_.Make(), made->stores_.Make()});
+  Status status =
+      First({Check(Cu().CtxGetCurrent(&made->context_), "context"),
+             Handshake::Make(&made->handshake_), made->loads_.Make(), made->stores_.Make()});
   if (status.ok()) *lane = std::move(made);
   return status;
 }
 
 CudaLane::~CudaLane() {
   if (Drain(NowNs() + kLastGraceNs)) return;
-  KeepForever(Together(std::move(called_), std::move(pinned_), std::move(device_), std::move(pump_),
-                       std::move(bounce_)));
+  KeepForever(Together(std::move(handshake_), std::move(pinned_), std::move(device_),
+                       std::move(pump_), std::move(bounce_)));
 }
 
 bool CudaLane::Drain(int64_t deadline_ns) {
-  Patience patience(deadline_ns);
-  for (const cuda::OwnStream* stream : {&calls_, &stores_}) {
-    if (!patience.Await([&] { return stream->Query(); })) return false;
-  }
-  if (!EndLoads(deadline_ns)) return false;
-  std::deque<std::shared_ptr<CudaJob>> called;  // Dies without the lock.
-  {
-    const Lock lock(mutex_);
-    called.swap(called_);
-  }
-  return Release(&pinned_, deadline_ns) && Release(&device_, deadline_ns);
+  if (handshake_ && !handshake_->Drain(deadline_ns)) return false;
+  if (!Patience(deadline_ns).Await([&] { return stores_.Query(); })) return false;
+  return EndLoads(deadline_ns) && Release(&pinned_, deadline_ns) && Release(&device_, deadline_ns);
 }
 
 bool CudaLane::EndLoads(int64_t deadline_ns) {
@@ -114,19 +75,6 @@ bool CudaLane::Release(AllReturned<Buffer>* returned, int64_t deadline_ns) {
 void CudaLane::Settle(cuda::Stream stream, std::shared_ptr<void> memory) {
   Patience patience(NowNs() + kSettleNs);
   if (!patience.Await([&] { return Cu().StreamQuery(stream); })) KeepForever(std::move(memory));
-}
-
-Status CudaLane::Call(void (*function)(void*), const std::shared_ptr<CudaJob>& job) {
-  Status status;
-  {
-    const Lock lock(mutex_);
-    while (!called_.empty() && called_.front()->called.Done()) called_.pop_front();
-    status = Check(Cu().LaunchHostFunc(calls_.get(), function, job.get()), "host callback");
-    if (status.ok()) status = job->called.Record(calls_.get());
-    if (status.ok()) called_.push_back(job);
-  }
-  if (!status.ok()) Settle(calls_.get(), job);
-  return status;
 }
 
 Status CudaLane::TakePinned(int64_t bytes, std::shared_ptr<cuda::PinnedBuffer>* buffer) {

@@ -1,8 +1,8 @@
 #include "on_stream.h"
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "cuda_store.h"
@@ -15,21 +15,6 @@ using cuda::Address;
 using cuda::Check;
 
 const cuda::Driver& Cu() { return *cuda::GetDriver(); }
-
-// Callbacks of the driver, which may not call it.
-void SubmitJob(void* data) {
-  auto* const held = static_cast<CudaJob*>(data);
-  CopyToFloat(held->q(), held->q_storage, held->job->q_size(), held->job->q());
-  held->submitted = true;
-  if (!Workers::Get().Submit(held->task)) held->task->RunHere();  // The process is ending.
-}
-
-void CollectJob(void* data) {
-  auto* const held = static_cast<CudaJob*>(data);
-  held->task->Wait();
-  std::memcpy(held->o(), held->job->o(), held->job->o_size() * sizeof(float));
-  std::memcpy(held->lse(), held->job->lse(), held->job->lse_size() * sizeof(float));
-}
 
 // Whole blocks of a store that lie one after the other on both sides.
 template <typename Copy>
@@ -48,18 +33,11 @@ Status ForEachRun(const std::vector<Plan::Move>& moves, const Copy& copy) {
 Status OnStream::Start(const void* q, Storage q_storage, int job_delay_ms, OpenJob* open) {
   auto held = std::make_shared<CudaJob>();
   held->job = open->job;
-  held->q_storage = q_storage;
+  held->step = open->step;
+  held->started = lane_->TakeEvent();
   if (open->job->num_parts() > 0) {
-    held->task = MakeTask(open->job, job_delay_ms);
-    const int64_t q_bytes = open->job->q_size() * ItemBytes(q_storage);
-    const int64_t results = (open->job->o_size() + open->job->lse_size()) * sizeof(float);
-    Status status = lane_->TakePinned(results + q_bytes, &held->staging);
-    if (!status.ok()) return status;
-    // On XLA's stream: q may be overwritten before the job has ended.
-    status = First({Check(Cu().MemcpyDtoHAsync(held->q(), Address(q), q_bytes, stream_), "q"),
-                    held->started->Record(stream_), held->started->MakeWait(lane_->calls_.get())});
-    if (status.ok()) status = lane_->Call(&SubmitJob, held);
-    if (!status.ok()) {
+    held->called = lane_->TakeEvent();
+    if (Status status = StartJob(q, q_storage, job_delay_ms, held); !status.ok()) {
       CudaLane::Settle(stream_, held);
       return status;
     }
@@ -71,26 +49,39 @@ Status OnStream::Start(const void* q, Storage q_storage, int job_delay_ms, OpenJ
   return Status::Ok();
 }
 
+Status OnStream::StartJob(const void* q, Storage q_storage, int job_delay_ms,
+                          const std::shared_ptr<CudaJob>& held) {
+  const int64_t q_bytes = held->job->q_size() * ItemBytes(q_storage);
+  const int64_t results = (held->job->o_size() + held->job->lse_size()) * sizeof(float);
+  Status status = lane_->TakePinned(CudaJob::kFlagBytes + results + q_bytes, &held->staging);
+  if (!status.ok()) return status;
+  new (held->ready()) Flag(0);
+  new (held->done()) Flag(0);
+  held->job->Bind(held->q(), q_storage, held->o(), held->lse());
+  held->task = MakeTask(held->job, job_delay_ms,
+                        [done = held->done()] { done->store(1, std::memory_order_release); });
+  // On XLA's stream: q may be overwritten before the job has ended.
+  status = First({Check(Cu().MemcpyDtoHAsync(held->q(), Address(q), q_bytes, stream_), "q"),
+                  held->started->Record(stream_)});
+  return status.ok() ? lane_->handshake().Begin(held, stream_) : status;
+}
+
 Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing) {
-  struct Marks {
-    cuda::Event entered, waited;
-  };
   const std::shared_ptr<CudaJob> held = open.cuda;
-  const auto marks = std::make_shared<Marks>();
-  Status status = marks->entered.Record(stream_);
+  const std::shared_ptr<cuda::Event> entered = lane_->TakeEvent(), waited = lane_->TakeEvent();
   const int64_t o_size = held->job->o_size();
   const int64_t lse_size = held->job->lse_size();
+  Status status = entered->Record(stream_);
   if (!status.ok()) return status;
   if (held->staging == nullptr) {  // Zeros and minus infinity.
     status = First({Check(Cu().MemsetD32Async(Address(o), 0, o_size, stream_), "o"),
                     Check(Cu().MemsetD32Async(Address(lse), 0xff800000u, lse_size, stream_), "lse"),
-                    marks->waited.Record(stream_)});
+                    waited->Record(stream_)});
   } else {
-    status = lane_->Call(&CollectJob, held);
-    if (status.ok()) status = held->called.MakeWait(stream_);
+    status = lane_->handshake().Await(held, stream_);
     if (!status.ok()) return status;
     status = First(
-        {marks->waited.Record(stream_),
+        {waited->Record(stream_),
          Check(Cu().MemcpyHtoDAsync(Address(o), held->o(), o_size * sizeof(float), stream_), "o"),
          Check(Cu().MemcpyHtoDAsync(Address(lse), held->lse(), lse_size * sizeof(float), stream_),
                "lse"),
@@ -98,13 +89,15 @@ Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing
     if (!status.ok()) CudaLane::Settle(stream_, held);
   }
   if (!status.ok()) return status;
-  *timing = [started = held->started, marks, task = open.task]() -> std::optional<StepTiming> {
-    if (!marks->waited.Done()) return std::nullopt;
+  *timing = [started = held->started, entered, waited,
+             task = open.task]() -> std::optional<StepTiming> {
+    // The stream may be a moment ahead of the worker that has let it go.
+    if (!waited->Done() || (task && !task->done())) return std::nullopt;
     StepTiming took;
-    if (task && task->done()) {
-      const int64_t device_ns = marks->entered.Since(*started);
+    if (task) {
+      const int64_t device_ns = entered->Since(*started);
       took.cpu_ns = task->end_ns() - task->start_ns();
-      took.wait_cpu_ns = marks->waited.Since(marks->entered);
+      took.wait_cpu_ns = waited->Since(*entered);
       took.wait_link_ns = std::max<int64_t>(0, device_ns - took.cpu_ns);
     }
     return took;

@@ -56,7 +56,8 @@ class StepQueue {
   // This queue's side of the device whose context is current; made when first asked for.
   Status Cuda(std::shared_ptr<CudaLane>* lane);
 
-  // Keeps the first text, drops the plans, ends waits for tickets. Returns `status`.
+  // Keeps the first text, drops the plans, ends waits for tickets and for the jobs of the step that
+  // fails. Returns `status`.
   Status Fail(Status status);
 
   // Nothing is pushed, the current plan is used up and its jobs are ended.
@@ -84,6 +85,7 @@ class StepQueue {
   mutable std::mutex mutex_;  // Guards all below.
   std::deque<Plan> pushed_;
   std::optional<Step> step_;       // Empty once used up.
+  int64_t step_number_ = 0;        // Of the step that was begun last.
   std::deque<OpenJob> open_jobs_;  // Oldest first.
   std::deque<EndedStep> ended_;
   std::shared_ptr<CudaLane> cuda_lane_;
