@@ -27,8 +27,10 @@ class Callbacks : public Handshake {
 
   Status MakeStream() { return stream_.Make(); }
 
-  Status Begin(const std::shared_ptr<CudaJob>& job, cuda::Stream) override {
-    Status status = job->started->MakeWait(stream_.get());
+  Status Begin(const std::shared_ptr<CudaJob>& job, cuda::Stream stream) override {
+    job->called = events_.Take();
+    Status status = job->started->Record(stream);
+    if (status.ok()) status = job->started->MakeWait(stream_.get());
     return status.ok() ? Call(&Submit, job) : status;
   }
 
@@ -83,6 +85,7 @@ class Callbacks : public Handshake {
   }
 
   cuda::OwnStream stream_;
+  cuda::EventPool events_;
 };
 
 // The stream itself writes a flag that a worker looks at, and waits for the flag that the last
@@ -93,12 +96,13 @@ class StreamFlags : public Handshake {
 
   Status Begin(const std::shared_ptr<CudaJob>& job, cuda::Stream stream) override {
     const Lock lock(mutex_);
-    while (!jobs_.empty() && jobs_.front()->task->done() && IsUp(*jobs_.front()->ready())) {
+    while (!jobs_.empty() && jobs_.front()->task->done() && jobs_.front()->started->Done()) {
       jobs_.pop_front();
     }
     jobs_.push_back(job);
     Status status =
         Check(Cu().StreamWriteValue32(stream, Address(job->ready()), 1, kWriteFenced), "flag");
+    if (status.ok()) status = job->started->Record(stream);
     // Armed after the write: where that fails nobody would ever raise the flag.
     if (status.ok() && !Workers::Get().Arm(job->task, job->ready())) {
       status = Status::FailedPrecondition("host_start: there are no workers; call start_workers");
@@ -132,22 +136,15 @@ class StreamFlags : public Handshake {
     Patience patience(deadline_ns);
     for (; !jobs.empty(); jobs.pop_front()) {
       const CudaJob& job = *jobs.front();
-      // The device writes to the flag and to q even if the job is released.
-      const auto written = [&]() -> cuda::Result {
-        if (IsUp(*job.ready())) return 0;
-        const cuda::Result result = job.started->Query();
-        return result == 0 ? cuda::kNotReady : result;
-      };
-      if (job.task->WaitUntil(deadline_ns) && patience.Await(written)) continue;
+      // The device writes q and the flag even if the job is released.
+      const auto has_started = [&] { return job.started->Query(); };
+      if (job.task->WaitUntil(deadline_ns) && patience.Await(has_started)) continue;
       const Lock lock(mutex_);
       jobs_.insert(jobs_.begin(), jobs.begin(), jobs.end());
       return false;
     }
     return true;
   }
-
- private:
-  static bool IsUp(const Flag& flag) { return flag.load(std::memory_order_acquire) != 0; }
 };
 
 // Empty if streams of the device whose context is current can write and wait for memory.

@@ -48,7 +48,7 @@ class Handshake {
   // Which of them, and why not the other, in words.
   const std::string& name() const { return name_; }
 
-  // The workers run the job once `stream` has come here.
+  // The workers run the job once `stream` has come here; records `started`.
   virtual Status Begin(const std::shared_ptr<CudaJob>& job, cuda::Stream stream) = 0;
   // `stream` goes on when the result is in staging. Behind Begin only, or it waits for ever.
   virtual Status Await(const std::shared_ptr<CudaJob>& job, cuda::Stream stream) = 0;

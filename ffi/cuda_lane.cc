@@ -19,6 +19,9 @@ constexpr int64_t kLastGraceNs = 200'000'000;  // What a lane waits that nobody 
 
 const cuda::Driver& Cu() { return *cuda::GetDriver(); }
 
+cuda::Result QueryOf(const cuda::Event& event) { return event.Query(); }
+cuda::Result QueryOf(const std::shared_ptr<cuda::Event>& event) { return event->Query(); }
+
 template <typename... Things>
 std::shared_ptr<void> Together(Things&&... things) {
   return std::make_shared<std::tuple<std::decay_t<Things>...>>(std::forward<Things>(things)...);
@@ -56,19 +59,19 @@ bool CudaLane::EndLoads(int64_t deadline_ns) {
 }
 
 // Frees what XLA's stream does not use any more.
-template <typename Buffer>
-bool CudaLane::Release(AllReturned<Buffer>* returned, int64_t deadline_ns) {
-  AllReturned<Buffer> taken;
+template <typename All>
+bool CudaLane::Release(All* returned, int64_t deadline_ns) {
+  All taken;
   {
     const Lock lock(mutex_);
     taken.swap(*returned);
   }
   Patience patience(deadline_ns);
-  while (!taken.empty() && patience.Await([&] { return taken.front().done.Query(); })) {
+  while (!taken.empty() && patience.Await([&] { return QueryOf(taken.front().done); })) {
     taken.pop_front();
   }
   const Lock lock(mutex_);
-  for (Returned<Buffer>& left : taken) returned->push_back(std::move(left));
+  for (auto& left : taken) returned->push_back(std::move(left));
   return taken.empty();
 }
 
@@ -80,10 +83,10 @@ void CudaLane::Settle(cuda::Stream stream, std::shared_ptr<void> memory) {
 Status CudaLane::TakePinned(int64_t bytes, std::shared_ptr<cuda::PinnedBuffer>* buffer) {
   {
     const Lock lock(mutex_);
-    const auto fits = std::find_if(pinned_.begin(), pinned_.end(), [&](const auto& old) {
-      return old.buffer->size() >= bytes && old.done.Done();
-    });
-    if (fits != pinned_.end()) {
+    const auto fits = std::find_if(pinned_.begin(), pinned_.end(),
+                                   [&](const Staging& old) { return old.buffer->size() >= bytes; });
+    // If the stream has not come to the oldest it has not to any.
+    if (fits != pinned_.end() && fits->done->Done()) {
       *buffer = std::move(fits->buffer);
       pinned_.erase(fits);
       return Status::Ok();
@@ -93,8 +96,8 @@ Status CudaLane::TakePinned(int64_t bytes, std::shared_ptr<cuda::PinnedBuffer>* 
 }
 
 Status CudaLane::GivePinned(std::shared_ptr<cuda::PinnedBuffer> buffer, cuda::Stream stream) {
-  Returned<cuda::PinnedBuffer> returned{std::move(buffer), {}};
-  if (Status status = returned.done.Record(stream); !status.ok()) return status;
+  Staging returned{std::move(buffer), TakeEvent()};
+  if (Status status = returned.done->Record(stream); !status.ok()) return status;
   const Lock lock(mutex_);
   pinned_.push_back(std::move(returned));
   return Status::Ok();

@@ -53,21 +53,26 @@ class CudaLane {
   };
   template <typename Buffer>
   using AllReturned = std::deque<Returned<Buffer>>;
+  // Staging of jobs, and where XLA's stream was when it was given back: in that order.
+  struct Staging {
+    std::shared_ptr<cuda::PinnedBuffer> buffer;
+    std::shared_ptr<cuda::Event> done;
+  };
   // The last copy into a slot.
   struct Filling {
-    cuda::Event began, ended;
+    std::shared_ptr<cuda::Event> began, ended;
   };
   // The two PING-PONG slots and the copies into them.
   struct Pump {
     std::array<uint8_t*, 2> slots{};  // Where they were at the last call.
-    std::array<std::shared_ptr<Filling>, 2> filled;
+    std::array<Filling, 2> filled;
     cuda::Event freed;
     std::vector<std::shared_ptr<Pool>> pools;  // Alive as long as a copy may read them.
   };
 
   CudaLane() = default;
-  template <typename Buffer>
-  bool Release(AllReturned<Buffer>* returned, int64_t deadline_ns);
+  template <typename All>
+  bool Release(All* returned, int64_t deadline_ns);
 
   cuda::Context context_ = nullptr;
   std::shared_ptr<Handshake> handshake_;
@@ -75,7 +80,7 @@ class CudaLane {
   cuda::OwnStream loads_;   // Host to device.
   cuda::OwnStream stores_;  // Device to host.
   std::mutex mutex_;        // Guards all below.
-  AllReturned<cuda::PinnedBuffer> pinned_;
+  std::deque<Staging> pinned_;
   AllReturned<cuda::DeviceBuffer> device_;
   Pump pump_;
   std::shared_ptr<cuda::PinnedBuffer> bounce_;  // Not guarded: the mover's alone.

@@ -36,9 +36,8 @@ Status OnStream::Start(const void* q, Storage q_storage, int job_delay_ms, OpenJ
   held->step = open->step;
   held->started = lane_->TakeEvent();
   if (open->job->num_parts() > 0) {
-    held->called = lane_->TakeEvent();
     if (Status status = StartJob(q, q_storage, job_delay_ms, held); !status.ok()) {
-      CudaLane::Settle(stream_, held);
+      if (held->staging) CudaLane::Settle(stream_, held);
       return status;
     }
   } else if (Status status = held->started->Record(stream_); !status.ok()) {
@@ -61,8 +60,7 @@ Status OnStream::StartJob(const void* q, Storage q_storage, int job_delay_ms,
   held->task = MakeTask(held->job, job_delay_ms,
                         [done = held->done()] { done->store(1, std::memory_order_release); });
   // On XLA's stream: q may be overwritten before the job has ended.
-  status = First({Check(Cu().MemcpyDtoHAsync(held->q(), Address(q), q_bytes, stream_), "q"),
-                  held->started->Record(stream_)});
+  status = Check(Cu().MemcpyDtoHAsync(held->q(), Address(q), q_bytes, stream_), "q");
   return status.ok() ? lane_->handshake().Begin(held, stream_) : status;
 }
 
@@ -109,8 +107,8 @@ Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t numbe
   CudaLane::Pump& pump = lane_->pump_;
   const cuda::Stream stream = lane_->loads_.get();
   const int64_t bytes = load.num_slots * call.block_bytes;
-  auto filling = std::make_shared<CudaLane::Filling>();
-  Status status = First({pump.freed.MakeWait(stream), filling->began.Record(stream)});
+  CudaLane::Filling filling{lane_->TakeEvent(), lane_->TakeEvent()};
+  Status status = First({pump.freed.MakeWait(stream), filling.began->Record(stream)});
   for (int64_t done = 0; status.ok() && done < bytes;) {
     const uint8_t* const from = call.pool->Block(load.layer, load.first_slot) + done;
     const int64_t run =
@@ -119,7 +117,7 @@ Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t numbe
     status = Check(Cu().MemcpyHtoDAsync(to, from, run, stream), "load");
     done += run;
   }
-  if (status.ok()) status = filling->ended.Record(stream);
+  if (status.ok()) status = filling.ended->Record(stream);
   pump.filled[number % 2] = std::move(filling);
   return status;
 }
@@ -143,16 +141,16 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
   if (status.ok() && call.turn == 0) status = Fill(call, call.now, 0);
   if (status.ok() && call.next) status = Fill(call, *call.next, call.turn + 1);
   if (!status.ok()) return status;
-  const std::shared_ptr<CudaLane::Filling> filled = pump.filled[call.turn % 2];
+  const CudaLane::Filling filled = pump.filled[call.turn % 2];
   if (call.now.num_slots > 0) {
     *timing = [filled]() -> std::optional<StepTiming> {
-      if (!filled->ended.Done()) return std::nullopt;
+      if (!filled.ended->Done()) return std::nullopt;
       StepTiming took;
-      took.link_ns = filled->ended.Since(filled->began);
+      took.link_ns = filled.ended->Since(*filled.began);
       return took;
     };
   }
-  return filled->ended.MakeWait(stream_);
+  return filled.ended->MakeWait(stream_);
 }
 
 Status OnStream::Store(const uint8_t* blocks, const std::vector<Plan::Move>& moves, Mover&,

@@ -233,11 +233,6 @@ Status StepQueue::Store(const uint8_t* blocks, int64_t num_blocks, int64_t block
   return Status::Ok();
 }
 
-bool StepQueue::Idle() const {
-  const Lock lock(mutex_);
-  return !step_ && pushed_.empty();
-}
-
 std::optional<std::string> StepQueue::Poison() const {
   {
     const Lock lock(mutex_);
@@ -265,6 +260,11 @@ Status StepQueue::Cuda(std::shared_ptr<CudaLane>* lane) {
   return status;
 }
 
+std::string StepQueue::HandshakeName() const {
+  const Lock lock(mutex_);
+  return cuda_lane_ ? cuda_lane_->handshake().name() : "";
+}
+
 void StepQueue::SetFault(int store_delay_ms, int job_delay_ms) {
   mover_.set_delay_ms(store_delay_ms);
   const Lock lock(mutex_);
@@ -290,11 +290,6 @@ bool StepQueue::Close(int64_t deadline_ns) {
     if (!job.task->WaitUntil(deadline_ns)) drained = false;
   }
   return mover_.Drain(deadline_ns) && drained;
-}
-
-Registry<StepQueue>& StepQueues() {
-  static auto* const queues = new Registry<StepQueue>;  // Never destroyed, like the workers.
-  return *queues;
 }
 
 }  // namespace wscope

@@ -56,12 +56,19 @@ class StepQueue {
   // This queue's side of the device whose context is current; made when first asked for.
   Status Cuda(std::shared_ptr<CudaLane>* lane);
 
+  // How the turn passes between this queue's device and the workers, and why so, in words. Empty
+  // before the first call on a device.
+  std::string HandshakeName() const;
+
   // Keeps the first text, drops the plans, ends waits for tickets and for the jobs of the step that
   // fails. Returns `status`.
   Status Fail(Status status);
 
   // Nothing is pushed, the current plan is used up and its jobs are ended.
-  bool Idle() const;
+  bool Idle() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !step_ && pushed_.empty();
+  }
   std::optional<std::string> Poison() const;
   std::vector<StepTiming> DrainTimings();
   void SetFault(int store_delay_ms, int job_delay_ms);
@@ -95,6 +102,9 @@ class StepQueue {
 };
 
 // The queues that compiled programs name.
-Registry<StepQueue>& StepQueues();
+inline Registry<StepQueue>& StepQueues() {
+  static auto* const queues = new Registry<StepQueue>;  // Never destroyed, like the workers.
+  return *queues;
+}
 
 }  // namespace wscope

@@ -1,99 +1,22 @@
 #include "workers.h"
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 
-#include "clock.h"
+#include "spin.h"
 
 namespace wscope {
 namespace {
 
-// A layer's next job usually comes sooner than a sleeping thread would wake (5 to 75 us).
-constexpr int64_t kSpinNs = 30'000;
 // A device is under way to the next job: it comes, after a layer's time at most.
 constexpr int64_t kArmedSpinNs = 200'000;
 // How often a worker looks at flags before it lets other threads of its core go first each time.
 constexpr int kEagerLooks = 10'000;
 
-void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Spins until `ready()` or the time is over. Returns the last answer.
-template <typename Ready>
-bool Spin(int64_t most_ns, const Ready& ready) {
-  const int64_t until = NowNs() + most_ns;
-  do {
-    for (int i = 0; i < 16; ++i) {
-      if (ready()) return true;
-      Pause();
-    }
-  } while (NowNs() < until);
-  return ready();
-}
-
 }  // namespace
-
-Task::Task(int num_parts, std::function<void(int)> run, std::function<void()> finish,
-           std::function<void()> drop)
-    : num_parts_(num_parts),
-      run_(std::move(run)),
-      finish_(std::move(finish)),
-      drop_(std::move(drop)),
-      parts_left_(num_parts) {}
-
-bool Task::RunPart(int part) {
-  int64_t unset = 0;
-  start_ns_.compare_exchange_strong(unset, NowNs(), std::memory_order_relaxed);
-  run_(part);
-  if (parts_left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
-  if (finish_) finish_();
-  end_ns_ = NowNs();
-  run_ = nullptr;
-  finish_ = nullptr;
-  drop_ = nullptr;
-  return true;
-}
-
-void Task::Drop() {
-  if (drop_) drop_();
-  run_ = nullptr;
-  finish_ = nullptr;
-  drop_ = nullptr;
-  Signal();
-}
-
-void Task::RunHere() {
-  for (int part = 0; part < num_parts_; ++part) RunPart(part);
-  Signal();
-}
-
-void Task::Signal() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  done_.store(true, std::memory_order_release);
-  ended_.notify_all();
-}
-
-void Task::Wait() {
-  if (Spin(kSpinNs, [this] { return done(); })) return;
-  std::unique_lock<std::mutex> lock(mutex_);
-  ended_.wait(lock, [this] { return done(); });
-}
-
-bool Task::WaitUntil(int64_t deadline_ns) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto deadline =
-      std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
-  return ended_.wait_until(lock, deadline, [this] { return done(); });
-}
 
 Workers& Workers::Get() {
   static auto* const workers = new Workers;  // Never destroyed: see Stop.
@@ -153,10 +76,10 @@ void Workers::Stop() {
   {
     std::unique_lock<std::mutex> lock(mutex_);
     stopped_ = true;
-    TakeReady();
     armed.swap(armed_);
     ChangeArmed();
     AwaitLookingAway(lock);
+    TakeReady(&armed);
   }
   for (const Armed& left : armed) Drop(*left.task);
   Join();
@@ -217,19 +140,19 @@ void Workers::AwaitLookingAway(std::unique_lock<std::mutex>& lock) {
   looked_away_.wait(lock, [&] { return !watching_ || watched_change_ >= change; });
 }
 
-// Submits the armed tasks whose flags are up.
-void Workers::TakeReady() {
-  const size_t before = armed_.size();
-  for (Armed& armed : armed_) {
-    if (armed.flag->load(std::memory_order_acquire) != 0) tasks_.push_back(std::move(armed.task));
+// Submits those whose flags are up. True if there is one.
+bool Workers::TakeReady(std::deque<Armed>* armed) {
+  const size_t before = armed->size();
+  for (Armed& one : *armed) {
+    if (one.flag->load(std::memory_order_acquire) != 0) tasks_.push_back(std::move(one.task));
   }
-  armed_.erase(std::remove_if(armed_.begin(), armed_.end(),
-                              [](const Armed& armed) { return armed.task == nullptr; }),
-               armed_.end());
-  if (armed_.size() == before) return;
-  ChangeArmed();
+  armed->erase(std::remove_if(armed->begin(), armed->end(),
+                              [](const Armed& one) { return one.task == nullptr; }),
+               armed->end());
+  if (armed->size() == before) return false;
   has_tasks_.store(true, std::memory_order_release);
   if (sleeping_ > 0) wake_.notify_all();
+  return true;
 }
 
 // Looks at the flags of all armed tasks until there is something to do.
@@ -243,7 +166,7 @@ void Workers::Watch(std::unique_lock<std::mutex>& lock) {
   lock.lock();
   watching_ = false;
   looked_away_.notify_all();
-  TakeReady();
+  if (TakeReady(&armed_)) ChangeArmed();
 }
 
 // Without the mutex: until a flag is up, a task is there, or other flags are.
