@@ -36,9 +36,10 @@ Status AttendArrays(const AttentionShape& shape, const AnyBuffer& q, const AnyBu
                        i * shape.block_bytes());
   }
   const auto job = std::make_shared<HostJob>(
-      shape, static_cast<int>(num_rows), row_ptr.data(), std::move(pointers),
+      shape,
+      std::make_shared<RowBlocks>(static_cast<int>(num_rows), row_ptr.data(), std::move(pointers)),
       static_cast<const uint32_t*>(selected.untyped_data()), Workers::Get().num_workers());
-  CopyToFloat(q.untyped_data(), *StorageOf(q), job->q_size(), job->q());
+  job->Bind(q.untyped_data(), *StorageOf(q), o, lse);
   if (job->num_parts() > 0) {
     const std::shared_ptr<Task> task = MakeTask(job);
     if (!Workers::Get().Submit(task)) {
@@ -46,8 +47,6 @@ Status AttendArrays(const AttentionShape& shape, const AnyBuffer& q, const AnyBu
     }
     task->Wait();
   }
-  std::copy_n(job->o(), job->o_size(), o);
-  std::copy_n(job->lse(), job->lse_size(), lse);
   return Status::Ok();
 }
 

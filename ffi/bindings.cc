@@ -182,6 +182,7 @@ void BindStepQueue(nb::module_& m) {
            nb::arg("table"), nb::arg("load_pool"), nb::arg("loads"), nb::arg("stores"),
            nb::arg("moves"))
       .def_prop_ro("idle", [](const QueueHandle& h) { return h.queue()->Idle(); })
+      .def_prop_ro("handshake", [](const QueueHandle& h) { return h.queue()->HandshakeName(); })
       .def_prop_ro("poison", [](const QueueHandle& h) { return h.queue()->Poison(); })
       .def_prop_ro("completed", [](const QueueHandle& h) { return h.queue()->mover().completed(); })
       .def_prop_ro("staged_layers",

@@ -59,10 +59,11 @@ int64_t TimeAttention(const AttentionShape& shape, int num_blocks) {
   std::vector<int32_t> table(num_blocks);
   std::iota(table.begin(), table.end(), 0);
   const int32_t row_ptr[] = {0, num_blocks};
+  const auto rows = std::make_shared<RowBlocks>(pool.get(), 1, row_ptr, table.data());
   return MedianNs([&] {
-    const auto job = std::make_shared<HostJob>(shape, pool, 0, 1, row_ptr, table.data(),
-                                               std::max(1, Workers::Get().num_workers()));
-    std::fill_n(job->q(), job->q_size(), 0.01f);
+    const auto job =
+        std::make_shared<HostJob>(shape, pool, 0, rows, std::max(1, Workers::Get().num_workers()));
+    job->BindCopy(std::vector<float>(job->q_size(), 0.01f).data(), Storage::kFloat32);
     Evict(pool->Block(0, 0), num_blocks * shape.block_bytes());
     const std::shared_ptr<Task> task = MakeTask(job);
     if (!Workers::Get().Submit(task)) {

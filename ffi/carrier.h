@@ -24,6 +24,7 @@ struct CudaJob;
 struct OpenJob {
   std::shared_ptr<HostJob> job;
   std::shared_ptr<Task> task;     // Null: the job has no block and is done.
+  int64_t step = 0;               // The number of its step.
   int64_t returned_ns = 0;        // When host_start handed it over.
   std::shared_ptr<CudaJob> cuda;  // Staging of a job whose q comes from a device.
 };

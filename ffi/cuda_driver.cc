@@ -55,6 +55,11 @@ std::string FindAll(void* library, Driver* d) {
   Find(library, "cuMemsetD32Async", &d->MemsetD32Async, &missing);
   Find(library, "cuLaunchHostFunc", &d->LaunchHostFunc, &missing);
   Find(library, "cuGetErrorString", &d->GetErrorString, &missing);
+  std::string unneeded;
+  Find(library, "cuCtxGetDevice", &d->CtxGetDevice, &unneeded);
+  Find(library, "cuDeviceGetAttribute", &d->DeviceGetAttribute, &unneeded);
+  Find(library, "cuStreamWriteValue32_v2", &d->StreamWriteValue32, &unneeded);
+  Find(library, "cuStreamWaitValue32_v2", &d->StreamWaitValue32, &unneeded);
   return missing;
 }
 
@@ -125,9 +130,25 @@ int64_t Event::Since(const Event& earlier) const {
   return std::max<int64_t>(0, std::llround(double{ms} * 1e6));
 }
 
+std::shared_ptr<Event> EventPool::Take() {
+  auto event = std::make_unique<Event>();
+  {
+    const std::lock_guard<std::mutex> lock(spare_->mutex);
+    if (!spare_->events.empty()) {
+      *event = std::move(spare_->events.back());
+      spare_->events.pop_back();
+    }
+  }
+  return {event.release(), [spare = spare_](Event* used) {
+            const std::unique_ptr<Event> owned(used);
+            const std::lock_guard<std::mutex> lock(spare->mutex);
+            spare->events.push_back(std::move(*owned));
+          }};
+}
+
 Status PinnedBuffer::Make(int64_t bytes, std::shared_ptr<PinnedBuffer>* buffer) {
   void* data = nullptr;
-  Status status = Check(Cu().MemHostAlloc(&data, bytes, 1), "pinned buffer");
+  Status status = Check(Cu().MemHostAlloc(&data, bytes, kPortableMapped), "pinned buffer");
   if (status.ok()) buffer->reset(new PinnedBuffer(data, bytes));
   return status;
 }

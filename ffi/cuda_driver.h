@@ -4,8 +4,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "pool.h"
 #include "status.h"
@@ -47,6 +49,12 @@ struct Driver {
   Result (*MemsetD32Async)(DevicePtr, unsigned, size_t, Stream);
   Result (*LaunchHostFunc)(Stream, void (*)(void*), void*);
   Result (*GetErrorString)(Result, const char**);
+
+  // Null in an old driver: nothing that cannot be done without.
+  Result (*CtxGetDevice)(int*);
+  Result (*DeviceGetAttribute)(int*, int, int);
+  Result (*StreamWriteValue32)(Stream, DevicePtr, uint32_t, unsigned);
+  Result (*StreamWaitValue32)(Stream, DevicePtr, uint32_t, unsigned);
 };
 
 // Null where there is no driver, or one that is too old; see WhyNoDriver.
@@ -93,7 +101,22 @@ class Event {
   Context context_ = nullptr;
 };
 
-// Memory that the device can copy from and to at full speed.
+// Events that are used again: to make one costs more than to record it.
+class EventPool {
+ public:
+  // Goes back to the pool when it dies, on whatever thread, without a call of the driver. What was
+  // recorded before may still be in it.
+  std::shared_ptr<Event> Take();
+
+ private:
+  struct Spare {
+    std::mutex mutex;
+    std::vector<Event> events;
+  };
+  const std::shared_ptr<Spare> spare_ = std::make_shared<Spare>();
+};
+
+// Memory that the device can copy from and to at full speed, under the host's address.
 class PinnedBuffer {
  public:
   static Status Make(int64_t bytes, std::shared_ptr<PinnedBuffer>* buffer);

@@ -1,12 +1,11 @@
 #include "cuda_lane.h"
 
 #include <algorithm>
-#include <chrono>
-#include <thread>
 #include <tuple>
 #include <utility>
 
 #include "clock.h"
+#include "cuda_patience.h"
 
 namespace wscope {
 namespace {
@@ -14,41 +13,13 @@ namespace {
 using Lock = std::unique_lock<std::mutex>;
 using cuda::Check;
 
-constexpr int kFailingQueries = 50;            // Then the context is lost, and nothing runs in it.
 constexpr int64_t kSettleNs = 10'000'000'000;  // What a failure waits for work under way.
 constexpr int64_t kLastGraceNs = 200'000'000;  // What a lane waits that nobody has drained.
 
 const cuda::Driver& Cu() { return *cuda::GetDriver(); }
 
-// Waits for one thing after the other by polling, since no wait of the driver has a deadline.
-class Patience {
- public:
-  explicit Patience(int64_t deadline_ns) : deadline_ns_(deadline_ns) {}
-
-  // False if the deadline passed first.
-  template <typename Query>
-  bool Await(const Query& query) {
-    for (;;) {
-      const cuda::Result result = query();
-      if (result == 0) return true;
-      if (result != cuda::kNotReady && ++failures_ >= kFailingQueries) return true;
-      if (NowNs() > deadline_ns_) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-  }
-
- private:
-  const int64_t deadline_ns_;
-  int failures_ = 0;
-};
-
-// For what the device may still touch, since it hangs beyond every deadline.
-void KeepForever(std::shared_ptr<void> memory) {
-  static std::mutex mutex;
-  static auto* const kept = new std::deque<std::shared_ptr<void>>;
-  const Lock lock(mutex);
-  kept->push_back(std::move(memory));
-}
+cuda::Result QueryOf(const cuda::Event& event) { return event.Query(); }
+cuda::Result QueryOf(const std::shared_ptr<cuda::Event>& event) { return event->Query(); }
 
 template <typename... Things>
 std::shared_ptr<void> Together(Things&&... things) {
@@ -59,30 +30,23 @@ std::shared_ptr<void> Together(Things&&... things) {
 
 Status CudaLane::Make(std::shared_ptr<CudaLane>* lane) {
   std::shared_ptr<CudaLane> made(new CudaLane);
-  Status status = First({Check(Cu().CtxGetCurrent(&made->context_), "context"), made->calls_.Make(),
-                         made->loads_[0].Make(), made->loads_[1].Make(), made->stores_.Make()});
+  Status status = First({Check(Cu().CtxGetCurrent(&made->context_), "context"),
+                         Handshake::Make(&made->handshake_), made->loads_[0].Make(),
+                         made->loads_[1].Make(), made->stores_.Make()});
   if (status.ok()) *lane = std::move(made);
   return status;
 }
 
 CudaLane::~CudaLane() {
   if (Drain(NowNs() + kLastGraceNs)) return;
-  KeepForever(Together(std::move(called_), std::move(pinned_), std::move(device_), std::move(pump_),
-                       std::move(bounce_)));
+  KeepForever(Together(std::move(handshake_), std::move(pinned_), std::move(device_),
+                       std::move(pump_), std::move(bounce_)));
 }
 
 bool CudaLane::Drain(int64_t deadline_ns) {
-  Patience patience(deadline_ns);
-  for (const cuda::OwnStream* stream : {&calls_, &stores_}) {
-    if (!patience.Await([&] { return stream->Query(); })) return false;
-  }
-  if (!EndLoads(deadline_ns)) return false;
-  std::deque<std::shared_ptr<CudaJob>> called;  // Dies without the lock.
-  {
-    const Lock lock(mutex_);
-    called.swap(called_);
-  }
-  return Release(&pinned_, deadline_ns) && Release(&device_, deadline_ns);
+  if (handshake_ && !handshake_->Drain(deadline_ns)) return false;
+  if (!Patience(deadline_ns).Await([&] { return stores_.Query(); })) return false;
+  return EndLoads(deadline_ns) && Release(&pinned_, deadline_ns) && Release(&device_, deadline_ns);
 }
 
 bool CudaLane::EndLoads(int64_t deadline_ns) {
@@ -97,19 +61,19 @@ bool CudaLane::EndLoads(int64_t deadline_ns) {
 }
 
 // Frees what XLA's stream does not use any more.
-template <typename Buffer>
-bool CudaLane::Release(AllReturned<Buffer>* returned, int64_t deadline_ns) {
-  AllReturned<Buffer> taken;
+template <typename All>
+bool CudaLane::Release(All* returned, int64_t deadline_ns) {
+  All taken;
   {
     const Lock lock(mutex_);
     taken.swap(*returned);
   }
   Patience patience(deadline_ns);
-  while (!taken.empty() && patience.Await([&] { return taken.front().done.Query(); })) {
+  while (!taken.empty() && patience.Await([&] { return QueryOf(taken.front().done); })) {
     taken.pop_front();
   }
   const Lock lock(mutex_);
-  for (Returned<Buffer>& left : taken) returned->push_back(std::move(left));
+  for (auto& left : taken) returned->push_back(std::move(left));
   return taken.empty();
 }
 
@@ -118,26 +82,13 @@ void CudaLane::Settle(cuda::Stream stream, std::shared_ptr<void> memory) {
   if (!patience.Await([&] { return Cu().StreamQuery(stream); })) KeepForever(std::move(memory));
 }
 
-Status CudaLane::Call(void (*function)(void*), const std::shared_ptr<CudaJob>& job) {
-  Status status;
-  {
-    const Lock lock(mutex_);
-    while (!called_.empty() && called_.front()->called.Done()) called_.pop_front();
-    status = Check(Cu().LaunchHostFunc(calls_.get(), function, job.get()), "host callback");
-    if (status.ok()) status = job->called.Record(calls_.get());
-    if (status.ok()) called_.push_back(job);
-  }
-  if (!status.ok()) Settle(calls_.get(), job);
-  return status;
-}
-
 Status CudaLane::TakePinned(int64_t bytes, std::shared_ptr<cuda::PinnedBuffer>* buffer) {
   {
     const Lock lock(mutex_);
-    const auto fits = std::find_if(pinned_.begin(), pinned_.end(), [&](const auto& old) {
-      return old.buffer->size() >= bytes && old.done.Done();
-    });
-    if (fits != pinned_.end()) {
+    const auto fits = std::find_if(pinned_.begin(), pinned_.end(),
+                                   [&](const Staging& old) { return old.buffer->size() >= bytes; });
+    // If the stream has not come to the oldest it has not to any.
+    if (fits != pinned_.end() && fits->done->Done()) {
       *buffer = std::move(fits->buffer);
       pinned_.erase(fits);
       return Status::Ok();
@@ -147,8 +98,8 @@ Status CudaLane::TakePinned(int64_t bytes, std::shared_ptr<cuda::PinnedBuffer>* 
 }
 
 Status CudaLane::GivePinned(std::shared_ptr<cuda::PinnedBuffer> buffer, cuda::Stream stream) {
-  Returned<cuda::PinnedBuffer> returned{std::move(buffer), {}};
-  if (Status status = returned.done.Record(stream); !status.ok()) return status;
+  Staging returned{std::move(buffer), TakeEvent()};
+  if (Status status = returned.done->Record(stream); !status.ok()) return status;
   const Lock lock(mutex_);
   pinned_.push_back(std::move(returned));
   return Status::Ok();

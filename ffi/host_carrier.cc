@@ -11,8 +11,8 @@ namespace {
 class AtOnce : public Carrier {
  public:
   Status Start(const void* q, Storage q_storage, int job_delay_ms, OpenJob* open) override {
+    open->job->BindCopy(q, q_storage);
     if (open->job->num_parts() > 0) {
-      CopyToFloat(q, q_storage, open->job->q_size(), open->job->q());
       open->task = MakeTask(open->job, job_delay_ms);
       if (!Workers::Get().Submit(open->task)) {
         return Status::FailedPrecondition("host_start: there are no workers; call start_workers");

@@ -2,7 +2,9 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "attention.h"
@@ -18,49 +20,71 @@ struct KernelChoice {
   int64_t prefetch_bytes = kOwnPrefetch;
 };
 
+// The blocks of some rows, one row after the other. The same lie in every layer of a pool, so that
+// the jobs of a step share one list.
+struct RowBlocks {
+  // Row r has the slots [row_ptr[r], row_ptr[r + 1]) of `table`, committed in `pool`, which may be
+  // null if there are none.
+  RowBlocks(const Pool* pool, int num_rows, const int32_t* row_ptr, const int32_t* table);
+  RowBlocks(int num_rows, const int64_t* row_ptr, std::vector<const uint8_t*> blocks)
+      : row_ptr(row_ptr, row_ptr + num_rows + 1), blocks(std::move(blocks)) {}
+
+  int num_rows() const { return static_cast<int>(row_ptr.size()) - 1; }
+
+  std::vector<int64_t> row_ptr;        // [num_rows + 1], into blocks
+  std::vector<const uint8_t*> blocks;  // Of layer 0.
+};
+
 // The list of (row, kv head, block) is cut into `num_parts` equal ranges. A part writes the heads
 // that it has whole straight to the result; what begins or ends inside a head is kept as a running
 // state, at most two a part, and merged in the order of the parts. So the result depends on the
-// number of parts only, whoever runs them. The job owns its copy of q, its scratch and its result.
+// number of parts only, whoever runs them. Each part widens the query heads that it needs.
 class HostJob {
  public:
-  // `table` lists the slots of the rows one after the other, row r has [row_ptr[r], row_ptr[r + 1])
-  // of it. The slots are committed in `pool`, which may be null if there are none. At least one
+  // Over the rows' blocks in a layer of `pool`, which may be null if there are none. At least one
   // part; throws std::bad_alloc.
-  HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int layer, int num_rows,
-          const int32_t* row_ptr,  // [num_rows + 1]
-          const int32_t* table,    // indexed by row_ptr
-          int max_parts, const KernelChoice& choice = {});
+  HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int layer,
+          std::shared_ptr<const RowBlocks> rows, int max_parts, const KernelChoice& choice = {});
 
-  // The same over any blocks: `blocks` of the rows one after the other, and bits of the entries
-  // that count, [num blocks, D / 32] (see kernel.h). Both must outlive the parts.
-  HostJob(const AttentionShape& shape, int num_rows, const int64_t* row_ptr,
-          std::vector<const uint8_t*> blocks, const uint32_t* selected, int max_parts);
+  // Over any blocks, and bits of the entries that count, [num blocks, D / 32] (see kernel.h). Both
+  // must outlive the parts.
+  HostJob(const AttentionShape& shape, std::shared_ptr<const RowBlocks> rows,
+          const uint32_t* selected, int max_parts);
+
+  // Before the first part, one of the two. The memory is somebody else's and outlives the parts; q
+  // may come later than the call.
+  void Bind(const void* q,  // [b, H, K] in `q_storage`
+            Storage q_storage,
+            float* o,     // [b, H, V], 0 for a row with no block
+            float* lse);  // [b, H], -inf for a row with no block
+  // The job copies q and has a result of its own.
+  void BindCopy(const void* q, Storage q_storage);
 
   // Number of parts to run: 0 if no row has a block, else at most max_parts.
   int num_parts() const { return num_parts_; }
-  int num_rows() const { return num_rows_; }
-  int64_t num_blocks() const { return static_cast<int64_t>(blocks_.size()); }
+  int num_rows() const { return rows_->num_rows(); }
+  int64_t num_blocks() const { return static_cast<int64_t>(rows_->blocks.size()); }
   const AttentionShape& shape() const { return shape_; }
 
-  float* q() { return q_.get(); }                  // [b, H, K], to be filled before the first part
-  const float* o() const { return o_.get(); }      // [b, H, V], 0 for a row with no block
-  const float* lse() const { return lse_.get(); }  // [b, H], -inf for a row with no block
+  const float* o() const { return o_; }
+  const float* lse() const { return lse_; }
 
   // Any thread, each part once. Never throws.
   void RunPart(int part);
   // After all parts.
   void Finish();
+  // Instead of all parts: makes lse NaN, so that nothing computed from it looks right.
+  void Void();
 
-  int64_t q_size() const { return int64_t{num_rows_} * shape_.num_q_heads * shape_.key_dim; }
-  int64_t o_size() const { return int64_t{num_rows_} * shape_.num_q_heads * shape_.value_dim; }
-  int64_t lse_size() const { return int64_t{num_rows_} * shape_.num_q_heads; }
+  int64_t q_size() const { return int64_t{num_rows()} * shape_.num_q_heads * shape_.key_dim; }
+  int64_t o_size() const { return int64_t{num_rows()} * shape_.num_q_heads * shape_.value_dim; }
+  int64_t lse_size() const { return int64_t{num_rows()} * shape_.num_q_heads; }
 
  private:
   // Blocks [first, last) of one row and kv head.
   struct Segment {
     int row, head;
-    int64_t first, last;  // In blocks_.
+    int64_t first, last;  // In the rows' blocks.
     bool whole;           // All blocks of the row.
   };
 
@@ -69,6 +93,8 @@ class HostJob {
   int64_t HeadIndex(const Segment& segment) const {
     return int64_t{segment.row} * shape_.num_kv_heads + segment.head;
   }
+  // The query heads of one kv head as floats, [H / G, K].
+  const float* Queries(int64_t head_index, float* scratch) const;
   void WriteHead(int64_t head_index, const SoftmaxState& state);
 
   void Allocate(int max_parts);
@@ -79,14 +105,16 @@ class HostJob {
   const int64_t prefetch_bytes_;
   const uint32_t* const selected_ = nullptr;
   const std::shared_ptr<Pool> pool_;
-  const int num_rows_;
+  const std::shared_ptr<const RowBlocks> rows_;
+  const int64_t layer_offset_ = 0;  // From a block of layer 0 to the same of this layer.
   int num_parts_ = 0;
-  std::vector<int64_t> row_ptr_;        // [num_rows + 1], into blocks_
-  std::vector<const uint8_t*> blocks_;  // Rows one after the other.
-  std::unique_ptr<float[]> q_;
-  std::unique_ptr<float[]> o_;
-  std::unique_ptr<float[]> lse_;
-  int64_t scratch_bytes_ = 0;  // Of one part.
+  const void* q_ = nullptr;
+  Storage q_storage_ = Storage::kFloat32;
+  float* o_ = nullptr;
+  float* lse_ = nullptr;
+  std::unique_ptr<uint8_t[]> own_;  // o, lse and q of BindCopy.
+  int64_t kernel_bytes_ = 0;        // Of the kernel's scratch; the floats of q follow.
+  int64_t scratch_bytes_ = 0;       // Of one part.
   std::unique_ptr<uint8_t[]>
       scratch_;                      // [num_parts, scratch_bytes_] from the first 64-byte line on
   std::unique_ptr<float[]> states_;  // [num_parts, 2, (H / G) * (V + 2)]
@@ -94,7 +122,9 @@ class HostJob {
 };
 
 // The job as a task for the workers; it has at least one part. The first part sleeps `delay_ms`
-// before it begins (fault injection).
-std::shared_ptr<Task> MakeTask(const std::shared_ptr<HostJob>& job, int delay_ms = 0);
+// before it begins (fault injection). `ended()` is called when the result is there, or void if the
+// task is dropped.
+std::shared_ptr<Task> MakeTask(const std::shared_ptr<HostJob>& job, int delay_ms = 0,
+                               const std::function<void()>& ended = {});
 
 }  // namespace wscope

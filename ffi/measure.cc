@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "clock.h"
 #include "cuda_driver.h"
@@ -187,11 +188,13 @@ Measured MeasureAttention(const AttentionShape& shape, const std::shared_ptr<Poo
                           const Kernel& kernel, int64_t prefetch_bytes) {
   const int workers = std::max(1, Workers::Get().num_workers());
   const HeadShape head_shape = HeadOf(shape);
-  HostJob job(shape, pool, layer, num_rows, row_ptr, table, workers,
-              {&Resolve(kernel, head_shape), prefetch_bytes});
+  HostJob job(shape, pool, layer, std::make_shared<RowBlocks>(pool.get(), num_rows, row_ptr, table),
+              workers, {&Resolve(kernel, head_shape), prefetch_bytes});
+  std::vector<float> q;
   for (int64_t i = 0; i < job.q_size(); ++i) {
-    job.q()[i] = 0.5f - static_cast<float>(i * 2654435761u % 1024) / 1024.0f;
+    q.push_back(0.5f - static_cast<float>(i * 2654435761u % 1024) / 1024.0f);
   }
+  job.BindCopy(q.data(), Storage::kFloat32);
   const Measured measured = RunParts(job.num_parts(), [&](int part) { job.RunPart(part); });
   job.Finish();
   return measured;

@@ -1,8 +1,8 @@
 #include "on_stream.h"
 
 #include <algorithm>
-#include <cstring>
 #include <mutex>
+#include <new>
 #include <utility>
 
 #include "cuda_store.h"
@@ -17,21 +17,6 @@ using cuda::Check;
 constexpr int64_t kOverlapBytes = int64_t{2} << 20;
 
 const cuda::Driver& Cu() { return *cuda::GetDriver(); }
-
-// Callbacks of the driver, which may not call it.
-void SubmitJob(void* data) {
-  auto* const held = static_cast<CudaJob*>(data);
-  CopyToFloat(held->q(), held->q_storage, held->job->q_size(), held->job->q());
-  held->submitted = true;
-  if (!Workers::Get().Submit(held->task)) held->task->RunHere();  // The process is ending.
-}
-
-void CollectJob(void* data) {
-  auto* const held = static_cast<CudaJob*>(data);
-  held->task->Wait();
-  std::memcpy(held->o(), held->job->o(), held->job->o_size() * sizeof(float));
-  std::memcpy(held->lse(), held->job->lse(), held->job->lse_size() * sizeof(float));
-}
 
 // Whole blocks of a store that lie one after the other on both sides.
 template <typename Copy>
@@ -50,19 +35,11 @@ Status ForEachRun(const std::vector<Plan::Move>& moves, const Copy& copy) {
 Status OnStream::Start(const void* q, Storage q_storage, int job_delay_ms, OpenJob* open) {
   auto held = std::make_shared<CudaJob>();
   held->job = open->job;
-  held->q_storage = q_storage;
+  held->step = open->step;
+  held->started = lane_->TakeEvent();
   if (open->job->num_parts() > 0) {
-    held->task = MakeTask(open->job, job_delay_ms);
-    const int64_t q_bytes = open->job->q_size() * ItemBytes(q_storage);
-    const int64_t results = (open->job->o_size() + open->job->lse_size()) * sizeof(float);
-    Status status = lane_->TakePinned(results + q_bytes, &held->staging);
-    if (!status.ok()) return status;
-    // On XLA's stream: q may be overwritten before the job has ended.
-    status = First({Check(Cu().MemcpyDtoHAsync(held->q(), Address(q), q_bytes, stream_), "q"),
-                    held->started->Record(stream_), held->started->MakeWait(lane_->calls_.get())});
-    if (status.ok()) status = lane_->Call(&SubmitJob, held);
-    if (!status.ok()) {
-      CudaLane::Settle(stream_, held);
+    if (Status status = StartJob(q, q_storage, job_delay_ms, held); !status.ok()) {
+      if (held->staging) CudaLane::Settle(stream_, held);
       return status;
     }
   } else if (Status status = held->started->Record(stream_); !status.ok()) {
@@ -73,26 +50,38 @@ Status OnStream::Start(const void* q, Storage q_storage, int job_delay_ms, OpenJ
   return Status::Ok();
 }
 
+Status OnStream::StartJob(const void* q, Storage q_storage, int job_delay_ms,
+                          const std::shared_ptr<CudaJob>& held) {
+  const int64_t q_bytes = held->job->q_size() * ItemBytes(q_storage);
+  const int64_t results = (held->job->o_size() + held->job->lse_size()) * sizeof(float);
+  Status status = lane_->TakePinned(CudaJob::kFlagBytes + results + q_bytes, &held->staging);
+  if (!status.ok()) return status;
+  new (held->ready()) Flag(0);
+  new (held->done()) Flag(0);
+  held->job->Bind(held->q(), q_storage, held->o(), held->lse());
+  held->task = MakeTask(held->job, job_delay_ms,
+                        [done = held->done()] { done->store(1, std::memory_order_release); });
+  // On XLA's stream: q may be overwritten before the job has ended.
+  status = Check(Cu().MemcpyDtoHAsync(held->q(), Address(q), q_bytes, stream_), "q");
+  return status.ok() ? lane_->handshake().Begin(held, stream_) : status;
+}
+
 Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing) {
-  struct Marks {
-    cuda::Event entered, waited;
-  };
   const std::shared_ptr<CudaJob> held = open.cuda;
-  const auto marks = std::make_shared<Marks>();
-  Status status = marks->entered.Record(stream_);
+  const std::shared_ptr<cuda::Event> entered = lane_->TakeEvent(), waited = lane_->TakeEvent();
   const int64_t o_size = held->job->o_size();
   const int64_t lse_size = held->job->lse_size();
+  Status status = entered->Record(stream_);
   if (!status.ok()) return status;
   if (held->staging == nullptr) {  // Zeros and minus infinity.
     status = First({Check(Cu().MemsetD32Async(Address(o), 0, o_size, stream_), "o"),
                     Check(Cu().MemsetD32Async(Address(lse), 0xff800000u, lse_size, stream_), "lse"),
-                    marks->waited.Record(stream_)});
+                    waited->Record(stream_)});
   } else {
-    status = lane_->Call(&CollectJob, held);
-    if (status.ok()) status = held->called.MakeWait(stream_);
+    status = lane_->handshake().Await(held, stream_);
     if (!status.ok()) return status;
     status = First(
-        {marks->waited.Record(stream_),
+        {waited->Record(stream_),
          Check(Cu().MemcpyHtoDAsync(Address(o), held->o(), o_size * sizeof(float), stream_), "o"),
          Check(Cu().MemcpyHtoDAsync(Address(lse), held->lse(), lse_size * sizeof(float), stream_),
                "lse"),
@@ -100,13 +89,15 @@ Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing
     if (!status.ok()) CudaLane::Settle(stream_, held);
   }
   if (!status.ok()) return status;
-  *timing = [started = held->started, marks, task = open.task]() -> std::optional<StepTiming> {
-    if (!marks->waited.Done()) return std::nullopt;
+  *timing = [started = held->started, entered, waited,
+             task = open.task]() -> std::optional<StepTiming> {
+    // The stream may be a moment ahead of the worker that has let it go.
+    if (!waited->Done() || (task && !task->done())) return std::nullopt;
     StepTiming took;
-    if (task && task->done()) {
-      const int64_t device_ns = marks->entered.Since(*started);
+    if (task) {
+      const int64_t device_ns = entered->Since(*started);
       took.cpu_ns = task->end_ns() - task->start_ns();
-      took.wait_cpu_ns = marks->waited.Since(marks->entered);
+      took.wait_cpu_ns = waited->Since(*entered);
       took.wait_link_ns = std::max<int64_t>(0, device_ns - took.cpu_ns);
     }
     return took;
@@ -133,19 +124,20 @@ Status OnStream::Copy(const LoadCall& call, const Plan::Load& load, size_t numbe
 Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t number) {
   CudaLane::Pump& pump = lane_->pump_;
   const cuda::Stream stream = lane_->loads_[number % 2].get();
-  const std::shared_ptr<CudaLane::Filling> before = pump.filled[(number + 1) % 2];
+  const CudaLane::Filling before = pump.filled[(number + 1) % 2];
   const int64_t bytes = load.num_slots * call.block_bytes;
   // Between two copies the link would idle for as long as it takes to see that one has ended. So
   // the next begins while the last of this one is under way.
   const int64_t early = bytes - std::min(bytes / 8, kOverlapBytes);
-  auto filling = std::make_shared<CudaLane::Filling>();
-  Status status =
-      First({pump.freed.MakeWait(stream), before ? before->nearly.MakeWait(stream) : Status::Ok(),
-             filling->began.Record(stream)});
+  CudaLane::Filling filling{lane_->TakeEvent(), lane_->TakeEvent(), lane_->TakeEvent(),
+                            before.ended};
+  Status status = First({pump.freed.MakeWait(stream),
+                         before.nearly ? before.nearly->MakeWait(stream) : Status::Ok(),
+                         filling.began->Record(stream)});
   if (status.ok()) status = Copy(call, load, number, 0, early);
-  if (status.ok()) status = filling->nearly.Record(stream);
+  if (status.ok()) status = filling.nearly->Record(stream);
   if (status.ok()) status = Copy(call, load, number, early, bytes);
-  if (status.ok()) status = filling->ended->Record(stream);
+  if (status.ok()) status = filling.ended->Record(stream);
   pump.filled[number % 2] = std::move(filling);
   return status;
 }
@@ -170,19 +162,19 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
   if (status.ok() && call.turn == 0) status = Fill(call, call.now, 0);
   if (status.ok() && call.next) status = Fill(call, *call.next, call.turn + 1);
   if (!status.ok()) return status;
-  const std::shared_ptr<CudaLane::Filling> filled = pump.filled[call.turn % 2];
+  const CudaLane::Filling filled = pump.filled[call.turn % 2];
   if (call.now.num_slots > 0) {
     *timing = [filled]() -> std::optional<StepTiming> {
-      if (!filled->ended->Done()) return std::nullopt;
+      if (!filled.ended->Done()) return std::nullopt;
       StepTiming took;
-      took.link_ns = filled->ended->Since(filled->began);
-      if (filled->before_ended) {  // The time that both copies went on is counted once.
-        took.link_ns = std::min(took.link_ns, filled->ended->Since(*filled->before_ended));
+      took.link_ns = filled.ended->Since(*filled.began);
+      if (filled.before_ended) {  // The time that both copies went on is counted once.
+        took.link_ns = std::min(took.link_ns, filled.ended->Since(*filled.before_ended));
       }
       return took;
     };
   }
-  return filled->ended->MakeWait(stream_);
+  return filled.ended->MakeWait(stream_);
 }
 
 Status OnStream::Store(const uint8_t* blocks, const std::vector<Plan::Move>& moves, Mover&,

@@ -27,6 +27,8 @@ class OnStream : public Carrier {
                StagedStore* staged) override;
 
  private:
+  Status StartJob(const void* q, Storage q_storage, int job_delay_ms,
+                  const std::shared_ptr<CudaJob>& held);
   Status Fill(const LoadCall& call, const Plan::Load& load, size_t number);
   Status Copy(const LoadCall& call, const Plan::Load& load, size_t number, int64_t from,
               int64_t to);

@@ -12,6 +12,18 @@ std::string Step::Progress() const {
          part(stores_, plan_.stores.size(), "stores called");
 }
 
+const std::shared_ptr<const RowBlocks>& Step::NextRows() {
+  const Plan::Job& job = plan_.jobs[jobs_started_];
+  for (const Rows& rows : rows_) {
+    if (rows.first == job.first_row && rows.count == job.num_rows) return rows.blocks;
+  }
+  auto blocks =
+      std::make_shared<RowBlocks>(plan_.host_pool.get(), job.num_rows,
+                                  plan_.row_ptr.data() + job.first_row, plan_.table.data());
+  rows_.push_back({job.first_row, job.num_rows, std::move(blocks)});
+  return rows_.back().blocks;
+}
+
 EndedStep Step::End() && {
   return {host_blocks_ * entries_per_block_, streamed_blocks_ * entries_per_block_,
           std::move(timings_)};

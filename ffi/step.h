@@ -4,11 +4,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "host_job.h"
 #include "plan.h"
 
 namespace wscope {
@@ -47,6 +49,8 @@ class Step {
   const Plan::Load* NextLoad() const { return Next(plan_.loads, loads_); }
   const Plan::Store* NextStore() const { return Next(plan_.stores, stores_); }
 
+  // The blocks of the next job's rows; jobs over the same rows share one list.
+  const std::shared_ptr<const RowBlocks>& NextRows();
   // The next job was started over `num_blocks` blocks of `block` entries.
   void StartedJob(int64_t num_blocks, int block) {
     ++jobs_started_;
@@ -81,7 +85,13 @@ class Step {
     return used < items.size() ? &items[used] : nullptr;
   }
 
+  struct Rows {
+    int first, count;
+    std::shared_ptr<const RowBlocks> blocks;
+  };
+
   Plan plan_;
+  std::vector<Rows> rows_;  // As many as a program cuts its batch into: few.
   size_t jobs_started_ = 0;
   size_t jobs_ended_ = 0;
   size_t loads_ = 0;

@@ -61,14 +61,17 @@ Status StepQueue::Usable() const {
 
 Status StepQueue::Fail(Status status) {
   std::shared_ptr<CudaLane> lane;
+  int64_t first_lost = 0;
   {
     const Lock lock(mutex_);
     if (!poison_) poison_ = status.text;
     pushed_.clear();
+    first_lost = step_number_ + (step_ ? 0 : 1);  // Steps before it keep their results.
     step_.reset();
     lane = cuda_lane_;
   }
   mover_.Interrupt();
+  if (lane) lane->handshake().Release(first_lost);
   // XLA takes its buffers back when the call returns; the next load is on its way into one.
   if (lane) lane->EndLoads(NowNs() + kEndLoadsNs);
   return status;
@@ -102,6 +105,7 @@ Status StepQueue::Begin() {
   if (pushed_.empty()) return Status::FailedPrecondition("step_begin: no plan was pushed");
   step_.emplace(std::move(pushed_.front()));
   pushed_.pop_front();
+  ++step_number_;
   EndIfUsedUp();
   return Status::Ok();
 }
@@ -125,8 +129,8 @@ Status StepQueue::StartJob(const AttentionShape& shape, int64_t num_rows, const 
     if (!mismatch.empty()) return Status::InvalidArgument(std::move(mismatch));
   }
   OpenJob open;
-  open.job = std::make_shared<HostJob>(shape, plan.host_pool, planned->layer, planned->num_rows,
-                                       plan.row_ptr.data() + planned->first_row, plan.table.data(),
+  open.step = step_number_;
+  open.job = std::make_shared<HostJob>(shape, plan.host_pool, planned->layer, step_->NextRows(),
                                        std::max(1, Workers::Get().num_workers()));
   if (Status status = carrier.Start(q, q_storage, job_delay_ms_, &open); !status.ok()) {
     return status;
@@ -229,11 +233,6 @@ Status StepQueue::Store(const uint8_t* blocks, int64_t num_blocks, int64_t block
   return Status::Ok();
 }
 
-bool StepQueue::Idle() const {
-  const Lock lock(mutex_);
-  return !step_ && pushed_.empty();
-}
-
 std::optional<std::string> StepQueue::Poison() const {
   {
     const Lock lock(mutex_);
@@ -261,6 +260,11 @@ Status StepQueue::Cuda(std::shared_ptr<CudaLane>* lane) {
   return status;
 }
 
+std::string StepQueue::HandshakeName() const {
+  const Lock lock(mutex_);
+  return cuda_lane_ ? cuda_lane_->handshake().name() : "";
+}
+
 void StepQueue::SetFault(int store_delay_ms, int job_delay_ms) {
   mover_.set_delay_ms(store_delay_ms);
   const Lock lock(mutex_);
@@ -282,16 +286,10 @@ bool StepQueue::Close(int64_t deadline_ns) {
   mover_.Interrupt();
   bool drained = !lane || lane->Drain(deadline_ns);
   for (const OpenJob& job : open) {
-    // Where the device is lost nobody ever submits the job.
-    if (!job.task || (job.cuda && !job.cuda->submitted)) continue;
+    if (!job.task || job.cuda) continue;  // The lane has seen to its own.
     if (!job.task->WaitUntil(deadline_ns)) drained = false;
   }
   return mover_.Drain(deadline_ns) && drained;
-}
-
-Registry<StepQueue>& StepQueues() {
-  static auto* const queues = new Registry<StepQueue>;  // Never destroyed, like the workers.
-  return *queues;
 }
 
 }  // namespace wscope

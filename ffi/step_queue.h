@@ -56,11 +56,19 @@ class StepQueue {
   // This queue's side of the device whose context is current; made when first asked for.
   Status Cuda(std::shared_ptr<CudaLane>* lane);
 
-  // Keeps the first text, drops the plans, ends waits for tickets. Returns `status`.
+  // How the turn passes between this queue's device and the workers, and why so, in words. Empty
+  // before the first call on a device.
+  std::string HandshakeName() const;
+
+  // Keeps the first text, drops the plans, ends waits for tickets and for the jobs of the step that
+  // fails. Returns `status`.
   Status Fail(Status status);
 
   // Nothing is pushed, the current plan is used up and its jobs are ended.
-  bool Idle() const;
+  bool Idle() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return !step_ && pushed_.empty();
+  }
   std::optional<std::string> Poison() const;
   std::vector<StepTiming> DrainTimings();
   void SetFault(int store_delay_ms, int job_delay_ms);
@@ -84,6 +92,7 @@ class StepQueue {
   mutable std::mutex mutex_;  // Guards all below.
   std::deque<Plan> pushed_;
   std::optional<Step> step_;       // Empty once used up.
+  int64_t step_number_ = 0;        // Of the step that was begun last.
   std::deque<OpenJob> open_jobs_;  // Oldest first.
   std::deque<EndedStep> ended_;
   std::shared_ptr<CudaLane> cuda_lane_;
@@ -93,6 +102,9 @@ class StepQueue {
 };
 
 // The queues that compiled programs name.
-Registry<StepQueue>& StepQueues();
+inline Registry<StepQueue>& StepQueues() {
+  static auto* const queues = new Registry<StepQueue>;  // Never destroyed, like the workers.
+  return *queues;
+}
 
 }  // namespace wscope

@@ -1,84 +1,22 @@
 #include "workers.h"
 
 #include <algorithm>
-#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <system_error>
 #include <utility>
 
-#include "clock.h"
+#include "spin.h"
 
 namespace wscope {
 namespace {
 
-// A layer's next job usually comes sooner than a sleeping thread would wake (5 to 75 us).
-constexpr int64_t kSpinNs = 30'000;
-
-void Pause() {
-#if defined(__x86_64__) || defined(__i386__)
-  __builtin_ia32_pause();
-#elif defined(__aarch64__)
-  asm volatile("yield");
-#endif
-}
-
-// Spins until `ready()` or the time is over. Returns the last answer.
-template <typename Ready>
-bool Spin(const Ready& ready) {
-  const int64_t until = NowNs() + kSpinNs;
-  do {
-    for (int i = 0; i < 16; ++i) {
-      if (ready()) return true;
-      Pause();
-    }
-  } while (NowNs() < until);
-  return ready();
-}
+// A device is under way to the next job: it comes, after a layer's time at most.
+constexpr int64_t kArmedSpinNs = 200'000;
+// How often a worker looks at flags before it lets other threads of its core go first each time.
+constexpr int kEagerLooks = 10'000;
 
 }  // namespace
-
-Task::Task(int num_parts, std::function<void(int)> run, std::function<void()> finish)
-    : num_parts_(num_parts),
-      run_(std::move(run)),
-      finish_(std::move(finish)),
-      parts_left_(num_parts) {}
-
-bool Task::RunPart(int part) {
-  int64_t unset = 0;
-  start_ns_.compare_exchange_strong(unset, NowNs(), std::memory_order_relaxed);
-  run_(part);
-  if (parts_left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
-  if (finish_) finish_();
-  end_ns_ = NowNs();
-  run_ = nullptr;
-  finish_ = nullptr;
-  return true;
-}
-
-void Task::RunHere() {
-  for (int part = 0; part < num_parts_; ++part) RunPart(part);
-  Signal();
-}
-
-void Task::Signal() {
-  const std::lock_guard<std::mutex> lock(mutex_);
-  done_.store(true, std::memory_order_release);
-  ended_.notify_all();
-}
-
-void Task::Wait() {
-  if (Spin([this] { return done(); })) return;
-  std::unique_lock<std::mutex> lock(mutex_);
-  ended_.wait(lock, [this] { return done(); });
-}
-
-bool Task::WaitUntil(int64_t deadline_ns) {
-  std::unique_lock<std::mutex> lock(mutex_);
-  const auto deadline =
-      std::chrono::steady_clock::time_point(std::chrono::nanoseconds(deadline_ns));
-  return ended_.wait_until(lock, deadline, [this] { return done(); });
-}
 
 Workers& Workers::Get() {
   static auto* const workers = new Workers;  // Never destroyed: see Stop.
@@ -134,10 +72,16 @@ void Workers::Join() {
 void Workers::Stop() {
   if (!creator_.IsThisProcess()) return;
   const std::lock_guard<std::mutex> resize(resize_mutex_);
+  std::deque<Armed> armed;
   {
-    const std::lock_guard<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_);
     stopped_ = true;
+    armed.swap(armed_);
+    ChangeArmed();
+    AwaitLookingAway(lock);
+    TakeReady(&armed);
   }
+  for (const Armed& left : armed) Drop(*left.task);
   Join();
   num_workers_.store(0, std::memory_order_release);
 }
@@ -153,13 +97,107 @@ bool Workers::Submit(std::shared_ptr<Task> task) {
   return true;
 }
 
-// Takes a part of the oldest task, after sleeping if there is none. Null: the thread shall end.
+bool Workers::Arm(std::shared_ptr<Task> task, const Flag* flag) {
+  if (!creator_.IsThisProcess()) return false;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  if (stopped_ || num_workers() == 0) return false;
+  armed_.push_back({std::move(task), flag});
+  open_tasks_.fetch_add(1);
+  ChangeArmed();
+  if (!watching_ && sleeping_ > 0) wake_.notify_one();
+  return true;
+}
+
+void Workers::Disarm(const std::shared_ptr<Task>& task) {
+  if (!creator_.IsThisProcess()) return;
+  {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const auto found = std::find_if(armed_.begin(), armed_.end(),
+                                    [&](const Armed& armed) { return armed.task == task; });
+    if (found == armed_.end()) return;
+    armed_.erase(found);
+    ChangeArmed();
+    AwaitLookingAway(lock);
+    if (leaving_) wake_.notify_all();
+  }
+  Drop(*task);
+}
+
+void Workers::Drop(Task& task) {
+  open_tasks_.fetch_sub(1);
+  task.Drop();
+}
+
+// With mutex_ held, like the next four.
+void Workers::ChangeArmed() {
+  num_armed_.store(armed_.size(), std::memory_order_release);
+  change_.fetch_add(1, std::memory_order_release);
+}
+
+// Returns when nobody looks at a flag that is not in armed_ any more.
+void Workers::AwaitLookingAway(std::unique_lock<std::mutex>& lock) {
+  const uint64_t change = change_;
+  looked_away_.wait(lock, [&] { return !watching_ || watched_change_ >= change; });
+}
+
+// Submits those whose flags are up. True if there is one.
+bool Workers::TakeReady(std::deque<Armed>* armed) {
+  const size_t before = armed->size();
+  for (Armed& one : *armed) {
+    if (one.flag->load(std::memory_order_acquire) != 0) tasks_.push_back(std::move(one.task));
+  }
+  armed->erase(std::remove_if(armed->begin(), armed->end(),
+                              [](const Armed& one) { return one.task == nullptr; }),
+               armed->end());
+  if (armed->size() == before) return false;
+  has_tasks_.store(true, std::memory_order_release);
+  if (sleeping_ > 0) wake_.notify_all();
+  return true;
+}
+
+// Looks at the flags of all armed tasks until there is something to do.
+void Workers::Watch(std::unique_lock<std::mutex>& lock) {
+  watched_.clear();
+  for (const Armed& armed : armed_) watched_.push_back(armed.flag);
+  const uint64_t change = watched_change_ = change_;
+  watching_ = true;
+  lock.unlock();
+  Look(change);
+  lock.lock();
+  watching_ = false;
+  looked_away_.notify_all();
+  if (TakeReady(&armed_)) ChangeArmed();
+}
+
+// Without the mutex: until a flag is up, a task is there, or other flags are.
+void Workers::Look(uint64_t change) const {
+  for (int looks = 0;; ++looks) {
+    for (const Flag* flag : watched_) {
+      if (flag->load(std::memory_order_acquire) != 0) return;
+    }
+    if (has_tasks_.load(std::memory_order_acquire)) return;
+    if (change_.load(std::memory_order_acquire) != change) return;
+    if (looks < kEagerLooks) {
+      Pause();
+    } else {
+      looks = kEagerLooks;
+      std::this_thread::yield();
+    }
+  }
+}
+
+// Takes a part of the oldest task, after watching or sleeping if there is none. Null: the thread
+// shall end.
 std::shared_ptr<Task> Workers::Claim(std::unique_lock<std::mutex>& lock, int* part) {
-  if (tasks_.empty()) {
+  while (tasks_.empty()) {
+    if (!armed_.empty() && !watching_) {
+      Watch(lock);
+      continue;
+    }
+    if (leaving_ && armed_.empty()) return nullptr;
     ++sleeping_;
-    wake_.wait(lock, [this] { return !tasks_.empty() || leaving_; });
+    wake_.wait(lock);
     --sleeping_;
-    if (tasks_.empty()) return nullptr;
   }
   std::shared_ptr<Task> task = tasks_.front();
   *part = task->next_part_++;
@@ -167,12 +205,18 @@ std::shared_ptr<Task> Workers::Claim(std::unique_lock<std::mutex>& lock, int* pa
     tasks_.pop_front();
     has_tasks_.store(!tasks_.empty(), std::memory_order_release);
   }
+  // Somebody else shall watch meanwhile.
+  if (!armed_.empty() && !watching_ && sleeping_ > 0) wake_.notify_one();
   return task;
 }
 
 void Workers::Loop() {
+  const auto is_work = [this] {
+    return has_tasks_.load(std::memory_order_acquire) ||
+           (num_armed_.load(std::memory_order_acquire) > 0 && !watching_);
+  };
   for (;;) {
-    Spin([this] { return has_tasks_.load(std::memory_order_acquire); });
+    Spin(num_armed_ > 0 ? kArmedSpinNs : kSpinNs, is_work);
     int part = 0;
     std::unique_lock<std::mutex> lock(mutex_);
     const std::shared_ptr<Task> task = Claim(lock, &part);

@@ -5,55 +5,22 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
-#include <functional>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <thread>
 #include <vector>
 
+#include "task.h"
 #include "thread.h"
 
 namespace wscope {
 
-// Work cut into parts that workers take one at a time. Which worker runs a part is chance; what a
-// part does must depend on its number only, so that results repeat bit by bit.
-class Task {
- public:
-  // `run(part)` is called once for each part in [0, num_parts), `finish()` after the last of them
-  // by the worker that ran it. Neither may throw. num_parts is at least 1.
-  Task(int num_parts, std::function<void(int)> run, std::function<void()> finish = {});
+// What a device writes and a worker looks at: 0 and then, once, another number.
+using Flag = std::atomic<uint32_t>;
+static_assert(sizeof(Flag) == sizeof(uint32_t) && Flag::is_always_lock_free);
 
-  // Returns when finish() has ended.
-  void Wait();
-  // False if `deadline_ns` (of NowNs) passed first.
-  bool WaitUntil(int64_t deadline_ns);
-  // Runs all parts on this thread: for a task that Submit refused.
-  void RunHere();
-  bool done() const { return done_.load(std::memory_order_acquire); }
-
-  // When the first part began and finish() ended; valid once done.
-  int64_t start_ns() const { return start_ns_.load(std::memory_order_relaxed); }
-  int64_t end_ns() const { return end_ns_; }
-
- private:
-  friend class Workers;
-  bool RunPart(int part);  // True if it was the last to end.
-  void Signal();
-
-  const int num_parts_;
-  std::function<void(int)> run_;  // Both are dropped at the end: they hold what they work on.
-  std::function<void()> finish_;
-  int next_part_ = 0;  // Guarded by the mutex of Workers.
-  std::atomic<int> parts_left_;
-  std::atomic<int64_t> start_ns_{0};
-  int64_t end_ns_ = 0;
-  std::atomic<bool> done_{false};
-  std::mutex mutex_;
-  std::condition_variable ended_;
-};
-
-// Runs tasks first in, first out. A worker that finds nothing spins for a moment and then sleeps.
+// Runs tasks first in, first out. A worker that finds nothing spins for a moment and then sleeps;
+// while tasks are armed one of those looks at their flags instead.
 class Workers {
  public:
   static Workers& Get();
@@ -70,12 +37,30 @@ class Workers {
   // run.
   bool Submit(std::shared_ptr<Task> task);
 
-  // Lets the workers finish what was submitted and ends them for good. For the end of the process.
+  // As Submit, but the task's turn comes when the flag is not 0; of those whose flags are up the
+  // first armed goes first. The flag must stay until the task is done.
+  bool Arm(std::shared_ptr<Task> task, const Flag* flag);
+  // Drops an armed task, if its turn has not come. Does nothing to any other.
+  void Disarm(const std::shared_ptr<Task>& task);
+
+  // Lets the workers finish what was submitted, drops what is armed, and ends them for good. For
+  // the end of the process.
   void Stop();
 
  private:
+  struct Armed {
+    std::shared_ptr<Task> task;
+    const Flag* flag;
+  };
+
   Workers() = default;
   void Loop();
+  void Watch(std::unique_lock<std::mutex>& lock);
+  void Look(uint64_t change) const;
+  bool TakeReady(std::deque<Armed>* armed);
+  void ChangeArmed();
+  void AwaitLookingAway(std::unique_lock<std::mutex>& lock);
+  void Drop(Task& task);
   std::shared_ptr<Task> Claim(std::unique_lock<std::mutex>& lock, int* part);
   void Join();
 
@@ -85,11 +70,18 @@ class Workers {
   std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<std::shared_ptr<Task>> tasks_;  // With parts to take. Guarded by mutex_.
-  int sleeping_ = 0;                         // Guarded by mutex_.
-  bool leaving_ = false;                     // Guarded by mutex_.
-  bool stopped_ = false;                     // Guarded by mutex_.
-  std::atomic<bool> has_tasks_{false};       // What a spinning worker looks at.
-  std::atomic<int> open_tasks_{0};           // Submitted and not done.
+  std::deque<Armed> armed_;                  // Oldest first. Guarded by mutex_.
+  uint64_t watched_change_ = 0;              // Of what is looked at. Guarded by mutex_.
+  std::condition_variable looked_away_;
+  std::vector<const Flag*> watched_;    // Of the worker that watches alone.
+  int sleeping_ = 0;                    // Guarded by mutex_.
+  bool leaving_ = false;                // Guarded by mutex_.
+  bool stopped_ = false;                // Guarded by mutex_.
+  std::atomic<bool> has_tasks_{false};  // What a spinning worker looks at.
+  std::atomic<size_t> num_armed_{0};    // The same of armed_; written under mutex_,
+  std::atomic<uint64_t> change_{0};     // as its number of changes
+  std::atomic<bool> watching_{false};   // and that a worker looks at flags without the mutex.
+  std::atomic<int> open_tasks_{0};      // Submitted or armed, and not done.
   std::atomic<int> num_workers_{0};
 };
 

@@ -134,6 +134,14 @@ class StepQueue:
         """The current plan is used up, its jobs are ended, and nothing is pushed."""
 
     @property
+    def handshake(self) -> str:
+        """How the turn passes between the GPU and the workers, and why so, in words.
+
+        "stream memory operations", or "host callbacks (...)" where the device or its driver has
+        none. Empty before the first call on a GPU.
+        """
+
+    @property
     def completed(self) -> int:
         """Stores whose bytes are all in place, since the queue was made: the ticket counter."""
 

@@ -79,6 +79,7 @@ class Dispatcher:
         self.tickets = 0
         self._pools = pools
         self._ended: str | None = None
+        self._handshake = ""
         forks.mark_started()
         self._queue = _start_queue()
         if _ffi.num_workers() == 0:
@@ -158,6 +159,9 @@ class Dispatcher:
 
     def timings(self, jobs: int) -> list[StepTiming]:
         """Timings of the steps that ended since the last call; `jobs` host jobs each."""
+        if not self._handshake and (handshake := self._queue.handshake):
+            self._handshake = handshake
+            log.info("the GPU and the CPU workers hand over by %s", handshake)
         return [
             StepTiming(**dict(zip(TIMING_FIELDS, map(int, row), strict=True)), jobs=jobs)
             for row in self._queue.drain_timings()

@@ -62,7 +62,8 @@ const char* FailOnce(int n, int error, const Program& program, const Engine& hos
 
 // The seed is that of a step with jobs over blocks and over none, two open at a time, and with
 // moves to both pools. Out of memory and another error come in turn.
-void TestEveryCall() {
+void TestEveryCall(bool stream_memory) {
+  Fake::Get().stream_memory(stream_memory);
   Engine host(false, ShapeOf(1));
   const Program program(14, 0);
   CHECK(host.Run(program).ok() && host.WaitStores());
@@ -78,6 +79,6 @@ int main() {
   wscope::EnterContext();
   wscope::Workers::Get().Start(2);
   wscope::Fake::Get().delay_us(100);
-  wscope::TestEveryCall();
+  for (const bool stream_memory : {true, false}) wscope::TestEveryCall(stream_memory);
   wscope::Workers::Get().Stop();
 }

@@ -49,7 +49,8 @@ void RunBoth(Engine& host, Engine& device, unsigned seed, int step) {
   CHECK(device.SamePools(host));
 }
 
-void TestSteps(unsigned seed, int steps) {
+void TestSteps(unsigned seed, int steps, bool stream_memory) {
+  Fake::Get().stream_memory(stream_memory);
   const FakeCudaLive before = Fake::Get().live();
   {
     Engine host(false, ShapeOf(seed));
@@ -61,7 +62,7 @@ void TestSteps(unsigned seed, int steps) {
     }
     // Staging is used again: what is alive does not grow with the steps.
     const FakeCudaLive now = Fake::Get().live();
-    CHECK(now.streams - before.streams == 5);
+    CHECK(now.streams - before.streams == (stream_memory ? 4 : 5));
     CHECK(now.pinned - before.pinned <= 3 * kLayers + 1 && now.device - before.device <= 12);
     CHECK(now.events - before.events <= 100);
     while (watcher.timings() < static_cast<size_t>(steps)) std::this_thread::yield();
@@ -153,8 +154,10 @@ int main() {
   using wscope::Numbers;
   wscope::EnterContext();
   wscope::Workers::Get().Start(2);
-  wscope::TestSteps(0, 200);
-  for (unsigned seed = 1; seed < 12; ++seed) wscope::TestSteps(seed, 12);
+  for (const bool stream_memory : {false, true}) {
+    wscope::TestSteps(0, 100, stream_memory);
+    for (unsigned seed = 1; seed < 12; ++seed) wscope::TestSteps(seed, 12, stream_memory);
+  }
   wscope::TestNoBlocks();
   for (const Numbers& counts : {Numbers{4}, Numbers{0}, Numbers{3, 4}, Numbers{4, 0, 0},
                                 Numbers{4, 4, 4, 4}, Numbers{1, 4, 2, 3, 4, 0, 4}}) {

@@ -124,6 +124,7 @@ void TestFork() {
 
 // The workers have gone when the device gets to the jobs: the callback does their work.
 void TestNoWorkers() {
+  Fake::Get().stream_memory(false);
   Engine host(false, ShapeOf(0));
   CHECK(host.Run(AProgram()).ok() && host.WaitStores());
   const FakeCudaLive before = Fake::Get().live();
@@ -149,12 +150,15 @@ int main() {
   wscope::EnterContext();
   wscope::Workers::Get().Start(2);
   wscope::TestFork();
-  wscope::TestDelayedStore();
-  wscope::TestLetGo();
-  wscope::TestOpenJobs(true);
-  wscope::TestOpenJobs(false);
-  wscope::TestLost();
-  wscope::TestHangingStream(true);
-  wscope::TestHangingStream(false);
+  for (const bool stream_memory : {true, false}) {
+    wscope::Fake::Get().stream_memory(stream_memory);
+    wscope::TestDelayedStore();
+    wscope::TestLetGo();
+    wscope::TestOpenJobs(true);
+    wscope::TestOpenJobs(false);
+    wscope::TestLost();
+    wscope::TestHangingStream(true);
+    wscope::TestHangingStream(false);
+  }
   wscope::TestNoWorkers();
 }

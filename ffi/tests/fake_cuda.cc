@@ -1,21 +1,14 @@
-// The functions of libcuda.so.1 that cuda_driver.cc looks up.
+// The functions of libcuda.so.1 that cuda_driver.cc looks up, but for those in fake_cuda_work.cc.
 #include "fake_cuda.h"
 
-#include <unistd.h>
-
-#include <algorithm>
 #include <atomic>
 #include <cstdint>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
 #include <memory>
 #include <utility>
 
+#include "fake_cuda_call.h"
 #include "fake_cuda_memory.h"
 #include "fake_cuda_stream.h"
-
-struct CUctx_st {};
 
 namespace {
 
@@ -24,60 +17,10 @@ using Stream = CUstream_st*;
 using Event = CUevent_st*;
 using DevicePtr = unsigned long long;
 
-enum Error {
-  kOk = 0,
-  kInvalidValue = 1,
-  kNotInitialized = 3,
-  kNoDevice = 101,
-  kInvalidContext = 201,
-  kInvalidHandle = 400,
-  kNotReady = 600,
-  kNotRegistered = 713,
-};
-
 CUctx_st primary;
-thread_local CUctx_st* current = nullptr;
-const pid_t process = getpid();
-std::atomic<bool> ready{false};
-std::atomic<int> calls_left{0};  // Until one fails.
-std::atomic<int> error_then{0};
-std::atomic<bool> lasts{false};
-std::atomic<const char*> failed{nullptr};
+std::atomic<bool> stream_memory{true};
 auto& streams = *new Alive<CUstream_st>;  // Never destroyed: threads use them.
 auto& events = *new Alive<CUevent_st>;
-
-// What every call begins with.
-int Enter(const char* name, bool in_context = true) {
-  if (InCallback()) {
-    std::fprintf(stderr, "fake_cuda: %s is called by a callback\n", name);
-    std::abort();
-  }
-  if (!ready.load(std::memory_order_relaxed) || getpid() != process) return kNotInitialized;
-  if (in_context && current == nullptr) return kInvalidContext;
-  if (calls_left.load(std::memory_order_relaxed) > 0 &&
-      calls_left.fetch_sub(1, std::memory_order_relaxed) == 1) {
-    failed = name;
-    return error_then;
-  }
-  if (lasts && failed != nullptr) return error_then;
-  return kOk;
-}
-
-bool Effective(int error) { return error != kInvalidContext && error != kNotInitialized; }
-
-// A copy; both ranges stay in use until it is done.
-int Copy(uintptr_t to, bool to_device, uintptr_t from, bool from_device, size_t bytes,
-         Stream stream) {
-  if (stream == nullptr) return kInvalidHandle;
-  if (bytes == 0) return kOk;
-  Use target = Find(to, bytes, to_device);
-  Use source = Find(from, bytes, from_device);
-  if (!target || !source) return kInvalidValue;
-  stream->line.Push([=, target = std::move(target), source = std::move(source)] {
-    std::memcpy(reinterpret_cast<void*>(to), reinterpret_cast<const void*>(from), bytes);
-  });
-  return kOk;
-}
 
 uintptr_t Number(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer); }
 
@@ -87,7 +30,7 @@ uintptr_t Number(const void* pointer) { return reinterpret_cast<uintptr_t>(point
 extern "C" {
 
 int cuInit(unsigned) {
-  ready = true;
+  SetReady();
   return Enter("cuInit", false);
 }
 
@@ -222,34 +165,16 @@ int cuMemHostUnregister(void* begin) {
   return Free(Kind::kRegistered, Number(begin)) ? error : kNotRegistered;
 }
 
-int cuMemcpyHtoDAsync_v2(DevicePtr to, const void* from, size_t bytes, Stream stream) {
-  if (const int error = Enter("cuMemcpyHtoDAsync")) return error;
-  return Copy(to, true, Number(from), false, bytes, stream);
-}
-
-int cuMemcpyDtoHAsync_v2(void* to, DevicePtr from, size_t bytes, Stream stream) {
-  if (const int error = Enter("cuMemcpyDtoHAsync")) return error;
-  return Copy(Number(to), false, from, true, bytes, stream);
-}
-
-int cuMemcpyDtoDAsync_v2(DevicePtr to, DevicePtr from, size_t bytes, Stream stream) {
-  if (const int error = Enter("cuMemcpyDtoDAsync")) return error;
-  return Copy(to, true, from, true, bytes, stream);
-}
-
-int cuMemsetD32Async(DevicePtr to, unsigned value, size_t count, Stream stream) {
-  if (const int error = Enter("cuMemsetD32Async")) return error;
-  Use target = Find(to, count * sizeof(value), true);
-  if (!target) return kInvalidValue;
-  stream->line.Push([=, target = std::move(target)] {
-    std::fill_n(reinterpret_cast<unsigned*>(to), count, value);
-  });
+int cuCtxGetDevice(int* device) {
+  if (const int error = Enter("cuCtxGetDevice")) return error;
+  *device = 0;
   return kOk;
 }
 
-int cuLaunchHostFunc(Stream stream, void (*function)(void*), void* data) {
-  if (const int error = Enter("cuLaunchHostFunc")) return error;
-  stream->line.Push([=] { RunCallback(function, data); });
+int cuDeviceGetAttribute(int* value, int attribute, int device) {
+  if (const int error = Enter("cuDeviceGetAttribute", false)) return error;
+  if (device != 0) return kNoDevice;
+  *value = attribute == 122 && stream_memory;  // Memory operations of the newer interface.
   return kOk;
 }
 
@@ -276,16 +201,11 @@ FakeCudaLive fake_cuda_live() {
           Live(Kind::kPinned), Live(Kind::kRegistered), Pending()};
 }
 
-void fake_cuda_fail_at(int n, int error, bool lasting) {
-  failed = nullptr;
-  error_then = error;
-  lasts = lasting;
-  calls_left = n;
-}
-
-const char* fake_cuda_failed() { return failed; }
+void fake_cuda_fail_at(int n, int error, bool lasting) { FailAt(n, error, lasting); }
+const char* fake_cuda_failed() { return Failed(); }
 void fake_cuda_delay_us(int most) { SetDelay(most); }
 void fake_cuda_hold(int on) { SetHold(on != 0); }
+void fake_cuda_stream_memory(int on) { stream_memory = on != 0; }
 
 }  // extern "C"
 #pragma GCC visibility pop

@@ -7,6 +7,9 @@
 //   - A copy between memory that is not what the call claims is refused with 1. Memory that is
 //   freed
 //     while a copy may use it ends the process, as does a call from within a callback.
+//   - A stream that waits for memory does nothing else until the number is there, and the memory
+//   is
+//     in use until then.
 //   - What destroys or waits does so even if it returns an error.
 #pragma once
 
@@ -26,5 +29,7 @@ const char* fake_cuda_failed();
 void fake_cuda_delay_us(int most);
 // While it is not 0 no stream begins another operation.
 void fake_cuda_hold(int on);
+// Whether the device says that its streams can write and wait for memory; at first it does.
+void fake_cuda_stream_memory(int on);
 
 }  // extern "C"

@@ -32,6 +32,7 @@ class Fake {
   decltype(&fake_cuda_failed) failed;
   decltype(&fake_cuda_delay_us) delay_us;
   decltype(&fake_cuda_hold) hold;
+  decltype(&fake_cuda_stream_memory) stream_memory;
 
  private:
   Fake() {
@@ -42,6 +43,7 @@ class Fake {
     Find(library, "fake_cuda_failed", &failed);
     Find(library, "fake_cuda_delay_us", &delay_us);
     Find(library, "fake_cuda_hold", &hold);
+    Find(library, "fake_cuda_stream_memory", &stream_memory);
   }
 
   template <typename Function>

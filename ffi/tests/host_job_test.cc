@@ -1,4 +1,5 @@
-// A job on the workers: right for every number of parts, repeatable bit by bit, many at a time.
+// A job on the workers: right for every number of parts and layer, repeatable bit by bit, many at a
+// time.
 #include "host_job.h"
 
 #include <cstdio>
@@ -14,10 +15,14 @@
 namespace wscope {
 namespace {
 
+std::shared_ptr<RowBlocks> RowsOf(const CaseData& data) {
+  return std::make_shared<RowBlocks>(data.pool.get(), data.num_rows, data.row_ptr.data(),
+                                     data.table.data());
+}
+
 std::shared_ptr<HostJob> MakeJob(const CaseData& data, int max_parts) {
-  auto job = std::make_shared<HostJob>(data.shape, data.pool, 0, data.num_rows, data.row_ptr.data(),
-                                       data.table.data(), max_parts);
-  std::memcpy(job->q(), data.q.data(), data.q.size() * sizeof(float));
+  auto job = std::make_shared<HostJob>(data.shape, data.pool, 0, RowsOf(data), max_parts);
+  job->BindCopy(data.q.data(), Storage::kFloat32);
   return job;
 }
 
@@ -57,6 +62,45 @@ void TestEveryCut(const Case& test) {
     if (const auto task = RunOnWorkers(on_workers)) task->Wait();
     CHECK(SameBits(*here, *on_workers));
   }
+}
+
+// q in bfloat16, and q and the result in memory of somebody else's, give the bits of the same
+// numbers in float32.
+void TestBound(const Case& test) {
+  const CaseData data(test);
+  std::vector<uint16_t> halves;
+  std::vector<float> floats;
+  for (const float value : data.q) {
+    halves.push_back(ToBfloat16(value));
+    floats.push_back(FromBfloat16(halves.back()));
+  }
+  HostJob copied(data.shape, data.pool, 0, RowsOf(data), 5);
+  copied.BindCopy(floats.data(), Storage::kFloat32);
+  RunHere(copied);
+  HostJob bound(data.shape, data.pool, 0, RowsOf(data), 5);
+  std::vector<float> o(bound.o_size(), 7.0f), lse(bound.lse_size(), 7.0f);
+  std::vector<uint16_t> late(halves.size());
+  bound.Bind(late.data(), Storage::kBfloat16, o.data(), lse.data());
+  late.assign(halves.begin(), halves.end());
+  RunHere(bound);
+  CHECK(bound.o() == o.data() && bound.lse() == lse.data() && SameBits(copied, bound));
+}
+
+// A layer's blocks are those of layer 0, further on.
+void TestLayers() {
+  const CaseData data(AllCases()[4]);
+  const auto pool = std::make_shared<Pool>(3, data.pool->max_slots(), data.pool->block_bytes());
+  pool->Commit(data.pool->committed());
+  std::memcpy(pool->Block(2, 0), data.pool->Block(0, 0),
+              data.pool->committed() * data.pool->block_bytes());
+  const auto rows = std::make_shared<RowBlocks>(pool.get(), data.num_rows, data.row_ptr.data(),
+                                                data.table.data());
+  HostJob job(data.shape, pool, 2, rows, 4);
+  job.BindCopy(data.q.data(), Storage::kFloat32);
+  RunHere(job);
+  const auto expected = MakeJob(data, 4);
+  RunHere(*expected);
+  CHECK(SameBits(job, *expected));
 }
 
 // Several jobs are open at a time, ended by other threads than those that started them.
@@ -104,9 +148,13 @@ int main() {
   wscope::Workers::Get().Start(3);
   for (const wscope::Kernel* isa : wscope::AvailableKernels()) {
     wscope::ForceIsa(isa->name);
-    for (const wscope::Case& test : wscope::AllCases()) wscope::TestEveryCut(test);
+    for (const wscope::Case& test : wscope::AllCases()) {
+      wscope::TestEveryCut(test);
+      wscope::TestBound(test);
+    }
   }
   wscope::ForceIsa("");
+  wscope::TestLayers();
   wscope::TestOpenJobs();
   wscope::TestPoolOutlives();
   wscope::Workers::Get().Stop();

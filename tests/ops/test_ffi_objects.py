@@ -21,6 +21,10 @@ def test_numbers_are_the_lowest_free_ones() -> None:
     del queues, pools
 
 
+def test_a_queue_has_no_handshake_before_a_gpu() -> None:
+    assert _ffi.StepQueue().handshake == ""
+
+
 def test_a_view_outlives_its_pool() -> None:
     pool = _ffi.Pool(2, 4, 100)
     pool.commit(3)
