@@ -49,8 +49,8 @@ class Callbacks : public Handshake {
       jobs.swap(jobs_);
     }
     for (; !jobs.empty(); jobs.pop_front()) {
-      if (!jobs.front()->submitted) {
-        KeepForever(jobs.front());  // The device is lost; its callback may still come.
+      if (jobs.front()->calls_due > 0) {
+        KeepForever(jobs.front());  // The device is lost; its callbacks may still come.
       } else if (!jobs.front()->task->WaitUntil(deadline_ns)) {
         const Lock lock(mutex_);
         jobs_.insert(jobs_.begin(), jobs.begin(), jobs.end());
@@ -64,20 +64,26 @@ class Callbacks : public Handshake {
   // What the driver calls, and what may not call it.
   static void Submit(void* data) {
     auto* const held = static_cast<CudaJob*>(data);
-    held->submitted = true;
     if (!Workers::Get().Submit(held->task)) held->task->RunHere();  // The process is ending.
+    --held->calls_due;
   }
-  static void Collect(void* data) { static_cast<CudaJob*>(data)->task->Wait(); }
+  static void Collect(void* data) {
+    auto* const held = static_cast<CudaJob*>(data);
+    held->task->Wait();
+    --held->calls_due;
+  }
 
   // Behind what the stream has got so far.
   Status Call(void (*function)(void*), const std::shared_ptr<CudaJob>& job) {
     const Lock lock(mutex_);
-    while (!jobs_.empty() && jobs_.front()->task->done() && jobs_.front()->called->Done()) {
+    while (!jobs_.empty() && jobs_.front()->task->done() && jobs_.front()->calls_due == 0) {
       jobs_.pop_front();
     }
     jobs_.push_back(job);
+    ++job->calls_due;
     Status status = Check(Cu().LaunchHostFunc(stream_.get(), function, job.get()), "host callback");
     if (!status.ok()) {
+      --job->calls_due;
       jobs_.pop_back();
       return status;
     }

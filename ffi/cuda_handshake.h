@@ -24,7 +24,7 @@ struct CudaJob {
   // q has left XLA's buffer. Shared with the timing, which shall not keep the job.
   std::shared_ptr<cuda::Event> started;
   std::shared_ptr<cuda::Event> called;  // The last callback has returned.
-  std::atomic<bool> submitted{false};   // By a callback.
+  std::atomic<int> calls_due{0};        // Callbacks that have not returned.
 
   // 1 once q is in staging, and once the result is; on a line of memory each.
   Flag* ready() const { return reinterpret_cast<Flag*>(staging->data()); }

@@ -125,6 +125,7 @@ void TestFork() {
 // The workers have gone when the device gets to the jobs: the callback does their work.
 void TestNoWorkers() {
   Fake::Get().stream_memory(false);
+  SettlesAt({});  // What the tests before have left.
   Engine host(false, ShapeOf(0));
   CHECK(host.Run(AProgram()).ok() && host.WaitStores());
   const FakeCudaLive before = Fake::Get().live();
@@ -156,6 +157,10 @@ int main() {
     wscope::TestLetGo();
     wscope::TestOpenJobs(true);
     wscope::TestOpenJobs(false);
+  }
+  // These leave things that go later, or never.
+  for (const bool stream_memory : {true, false}) {
+    wscope::Fake::Get().stream_memory(stream_memory);
     wscope::TestLost();
     wscope::TestHangingStream(true);
     wscope::TestHangingStream(false);
