@@ -13,6 +13,9 @@ namespace wscope {
 namespace {
 
 constexpr int64_t kLine = 64;  // What kernels want their scratch aligned to.
+constexpr int kMaxRounds = 4;
+// Of one part in the last two rounds, at least: a few times what it costs to take one.
+constexpr int64_t kLeastPartBytes = int64_t{128} << 10;
 
 int64_t Lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
 
@@ -33,7 +36,7 @@ RowBlocks::RowBlocks(const Pool* pool, int num_rows, const int32_t* row_ptr, con
 }
 
 HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int layer,
-                 std::shared_ptr<const RowBlocks> rows, int max_parts, const KernelChoice& choice)
+                 std::shared_ptr<const RowBlocks> rows, int workers, const KernelChoice& choice)
     : shape_(shape),
       head_shape_(HeadOf(shape)),
       kernel_(choice.kernel ? *choice.kernel : KernelFor(head_shape_)),
@@ -41,22 +44,29 @@ HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int la
       pool_(std::move(pool)),
       rows_(std::move(rows)),
       layer_offset_(pool_ ? pool_->Block(layer, 0) - pool_->Block(0, 0) : 0) {
-  Allocate(max_parts);
+  Allocate(workers);
 }
 
 HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<const RowBlocks> rows,
-                 const uint32_t* selected, int max_parts)
+                 const uint32_t* selected, int workers)
     : shape_(shape),
       head_shape_(HeadOf(shape)),
       kernel_(KernelFor(head_shape_)),
       prefetch_bytes_(kOwnPrefetch),
       selected_(selected),
       rows_(std::move(rows)) {
-  Allocate(max_parts);
+  Allocate(workers);
 }
 
-void HostJob::Allocate(int max_parts) {
-  num_parts_ = static_cast<int>(std::min<int64_t>(max_parts, num_blocks() * shape_.num_kv_heads));
+void HostJob::Allocate(int workers) {
+  const int64_t items = num_blocks() * shape_.num_kv_heads;
+  if (items > 0) {
+    parts_per_round_ = static_cast<int>(std::min<int64_t>(workers, items));
+    const int64_t part_items = std::max<int64_t>(1, kLeastPartBytes / shape_.head_bytes());
+    rounds_ = 1;
+    while (rounds_ < kMaxRounds && (items >> rounds_) >= part_items * parts_per_round_) ++rounds_;
+  }
+  num_parts_ = rounds_ * parts_per_round_;
   const int64_t group = shape_.group();
   kernel_bytes_ = Lines(kernel_.scratch_bytes(head_shape_));
   scratch_bytes_ = kernel_bytes_ + Lines(group * shape_.key_dim * sizeof(float));
@@ -124,15 +134,23 @@ void HostJob::WriteHead(int64_t head_index, const SoftmaxState& state) {
   FinishState(shape_, state, o_ + head_index * group * shape_.value_dim, lse_ + head_index * group);
 }
 
-void HostJob::RunPart(int part) {
+int64_t HostJob::PartBegin(int part) const {
   const int64_t items = num_blocks() * shape_.num_kv_heads;
-  const int64_t end = items * (part + 1) / num_parts_;
+  const int round = part / parts_per_round_;
+  if (round == rounds_) return items;
+  const int64_t left = items >> round;
+  const int64_t after = round + 1 == rounds_ ? 0 : items >> (round + 1);
+  return items - left + (left - after) * (part % parts_per_round_) / parts_per_round_;
+}
+
+void HostJob::RunPart(int part) {
+  const int64_t end = PartBegin(part + 1);
   const auto address = reinterpret_cast<uintptr_t>(scratch_.get());
   uint8_t* const scratch =
       scratch_.get() + (kLine - address % kLine) % kLine + part * scratch_bytes_;
   auto* const q_scratch = reinterpret_cast<float*>(scratch + kernel_bytes_);
   int slot = 0;
-  for (int64_t item = items * part / num_parts_; item < end;) {
+  for (int64_t item = PartBegin(part); item < end;) {
     const Segment segment = SegmentAt(item, end);
     const int64_t count = segment.last - segment.first;
     const float* const q = Queries(HeadIndex(segment), q_scratch);

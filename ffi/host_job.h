@@ -35,21 +35,23 @@ struct RowBlocks {
   std::vector<const uint8_t*> blocks;  // Of layer 0.
 };
 
-// The list of (row, kv head, block) is cut into `num_parts` equal ranges. A part writes the heads
-// that it has whole straight to the result; what begins or ends inside a head is kept as a running
-// state, at most two a part, and merged in the order of the parts. So the result depends on the
-// number of parts only, whoever runs them. Each part widens the query heads that it needs.
+// The list of (row, kv head, block) is cut into parts for a number of workers, a few each: a half
+// of the list in equal parts, then a half of what is left, and so on, so that workers of unequal
+// speed end together. A part writes the heads that it has whole straight to the result; what begins
+// or ends inside a head is kept as a running state, at most two a part, and merged in the order of
+// the parts. So the result depends on the number of workers only, whoever runs the parts. Each part
+// widens the query heads that it needs.
 class HostJob {
  public:
   // Over the rows' blocks in a layer of `pool`, which may be null if there are none. At least one
-  // part; throws std::bad_alloc.
+  // worker; throws std::bad_alloc.
   HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int layer,
-          std::shared_ptr<const RowBlocks> rows, int max_parts, const KernelChoice& choice = {});
+          std::shared_ptr<const RowBlocks> rows, int workers, const KernelChoice& choice = {});
 
   // Over any blocks, and bits of the entries that count, [num blocks, D / 32] (see kernel.h). Both
   // must outlive the parts.
   HostJob(const AttentionShape& shape, std::shared_ptr<const RowBlocks> rows,
-          const uint32_t* selected, int max_parts);
+          const uint32_t* selected, int workers);
 
   // Before the first part, one of the two. The memory is somebody else's and outlives the parts; q
   // may come later than the call.
@@ -60,7 +62,7 @@ class HostJob {
   // The job copies q and has a result of its own.
   void BindCopy(const void* q, Storage q_storage);
 
-  // Number of parts to run: 0 if no row has a block, else at most max_parts.
+  // Number of parts to run: 0 if no row has a block.
   int num_parts() const { return num_parts_; }
   int num_rows() const { return rows_->num_rows(); }
   int64_t num_blocks() const { return static_cast<int64_t>(rows_->blocks.size()); }
@@ -97,7 +99,9 @@ class HostJob {
   const float* Queries(int64_t head_index, float* scratch) const;
   void WriteHead(int64_t head_index, const SoftmaxState& state);
 
-  void Allocate(int max_parts);
+  void Allocate(int workers);
+  // Where a part begins in the list.
+  int64_t PartBegin(int part) const;
 
   const AttentionShape shape_;
   const HeadShape head_shape_;
@@ -108,6 +112,8 @@ class HostJob {
   const std::shared_ptr<const RowBlocks> rows_;
   const int64_t layer_offset_ = 0;  // From a block of layer 0 to the same of this layer.
   int num_parts_ = 0;
+  int parts_per_round_ = 1;
+  int rounds_ = 0;
   const void* q_ = nullptr;
   Storage q_storage_ = Storage::kFloat32;
   float* o_ = nullptr;

@@ -23,6 +23,8 @@
 namespace wscope {
 namespace {
 
+constexpr int kReadParts = 8;  // Of a worker: those of unequal speed end together.
+
 int64_t ThreadCpuNs() {
   timespec now;
   clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
@@ -36,18 +38,15 @@ void Submit(const std::shared_ptr<Task>& task) {
 }
 
 Measured RunParts(int num_parts, const std::function<void(int)>& run) {
-  std::atomic<int64_t> longest{0};
+  std::atomic<int64_t> cpu_ns{0};
   const auto task = std::make_shared<Task>(num_parts, [&](int part) {
     const int64_t start = ThreadCpuNs();
     run(part);
-    const int64_t ns = ThreadCpuNs() - start;
-    int64_t seen = longest.load();
-    while (ns > seen && !longest.compare_exchange_weak(seen, ns)) {
-    }
+    cpu_ns += ThreadCpuNs() - start;
   });
   Submit(task);
   task->Wait();
-  return {task->end_ns() - task->start_ns(), longest.load()};
+  return {task->end_ns() - task->start_ns(), cpu_ns.load()};
 }
 
 int64_t LayerBytes(const Pool& pool) { return pool.committed() * pool.block_bytes(); }
@@ -204,10 +203,10 @@ Measured MeasureRead(const Pool& pool, int layer, int num_slots, const Kernel& k
                      int64_t prefetch_bytes) {
   const int64_t bytes = num_slots * pool.block_bytes();
   const uint8_t* const begin = pool.Block(layer, 0);
-  const int workers = std::max(1, Workers::Get().num_workers());
-  return RunParts(workers, [&](int part) {
-    const int64_t from = bytes * part / workers / 256 * 256;
-    const int64_t to = bytes * (part + 1) / workers / 256 * 256;
+  const int parts = kReadParts * std::max(1, Workers::Get().num_workers());
+  return RunParts(parts, [&](int part) {
+    const int64_t from = bytes * part / parts / 256 * 256;
+    const int64_t to = bytes * (part + 1) / parts / 256 * 256;
     kernel.read(begin + from, to - from, prefetch_bytes);
   });
 }

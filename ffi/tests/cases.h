@@ -58,6 +58,9 @@ inline std::vector<Case> AllCases() {
       {"equal", {8, 2, 32, 32, false, 32, bf16, 0.18f}, {6, 1}, Scores::kEqual},
       {"huge", {8, 2, 32, 32, false, 32, f32, 1.0f}, {6, 1}, Scores::kHuge},
       {"huge_bf16", {16, 1, 40, 32, true, 32, bf16, 1.0f}, {6, 1}, Scores::kHuge},
+      {"large",
+       {4, 2, 32, 32, false, 32, f32, 0.18f},
+       {150, 0, 90, 3}},  // Several rounds of parts.
   };
 }
 

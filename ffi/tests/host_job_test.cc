@@ -20,8 +20,8 @@ std::shared_ptr<RowBlocks> RowsOf(const CaseData& data) {
                                      data.table.data());
 }
 
-std::shared_ptr<HostJob> MakeJob(const CaseData& data, int max_parts) {
-  auto job = std::make_shared<HostJob>(data.shape, data.pool, 0, RowsOf(data), max_parts);
+std::shared_ptr<HostJob> MakeJob(const CaseData& data, int workers) {
+  auto job = std::make_shared<HostJob>(data.shape, data.pool, 0, RowsOf(data), workers);
   job->BindCopy(data.q.data(), Storage::kFloat32);
   return job;
 }
@@ -53,12 +53,13 @@ void CheckResult(const Case& test, const HostJob& job, const Expected& expected)
 void TestEveryCut(const Case& test) {
   const CaseData data(test);
   const Expected expected = Reference(data);
-  for (const int max_parts : {1, 2, 3, 4, 5, 7, 8, 16, 61, 1000}) {
-    const auto here = MakeJob(data, max_parts);
-    CHECK(here->num_parts() <= max_parts);
+  for (const int workers : {1, 2, 3, 4, 5, 7, 8, 16, 61, 1000}) {
+    const auto here = MakeJob(data, workers);
+    CHECK(here->num_parts() <= 4 * workers);
+    CHECK(test.name != "large" || workers > 3 || here->num_parts() == 4 * workers);
     RunHere(*here);
     CheckResult(test, *here, expected);
-    const auto on_workers = MakeJob(data, max_parts);
+    const auto on_workers = MakeJob(data, workers);
     if (const auto task = RunOnWorkers(on_workers)) task->Wait();
     CHECK(SameBits(*here, *on_workers));
   }
