@@ -30,9 +30,9 @@ std::shared_ptr<void> Together(Things&&... things) {
 
 Status CudaLane::Make(std::shared_ptr<CudaLane>* lane) {
   std::shared_ptr<CudaLane> made(new CudaLane);
-  Status status = First({Check(Cu().CtxGetCurrent(&made->context_), "context"),
-                         Handshake::Make(&made->handshake_), made->loads_[0].Make(),
-                         made->loads_[1].Make(), made->stores_.Make()});
+  Status status =
+      First({Check(Cu().CtxGetCurrent(&made->context_), "context"),
+             Handshake::Make(&made->handshake_), made->loads_.Make(), made->stores_.Make()});
   if (status.ok()) *lane = std::move(made);
   return status;
 }
@@ -50,10 +50,7 @@ bool CudaLane::Drain(int64_t deadline_ns) {
 }
 
 bool CudaLane::EndLoads(int64_t deadline_ns) {
-  Patience patience(deadline_ns);
-  for (const cuda::OwnStream& stream : loads_) {
-    if (!patience.Await([&] { return stream.Query(); })) return false;
-  }
+  if (!Patience(deadline_ns).Await([&] { return loads_.Query(); })) return false;
   Pump ended;  // Dies without the lock.
   const Lock lock(mutex_);
   std::swap(ended, pump_);

@@ -60,12 +60,9 @@ class CudaLane {
   };
   // The last copy into a slot.
   struct Filling {
-    std::shared_ptr<cuda::Event> began;
-    std::shared_ptr<cuda::Event> nearly;  // Little of it is left: the next may begin.
-    std::shared_ptr<cuda::Event> ended;
-    std::shared_ptr<cuda::Event> before_ended;  // The copy into the other slot; may be null.
+    std::shared_ptr<cuda::Event> began, ended;
   };
-  // The two PING-PONG slots and the copies into them, each slot's on a stream of its own.
+  // The two PING-PONG slots and the copies into them.
   struct Pump {
     std::array<uint8_t*, 2> slots{};  // Where they were at the last call.
     std::array<Filling, 2> filled;
@@ -80,9 +77,9 @@ class CudaLane {
   cuda::Context context_ = nullptr;
   std::shared_ptr<Handshake> handshake_;
   cuda::EventPool events_;
-  std::array<cuda::OwnStream, 2> loads_;  // Host to device, one for each slot.
-  cuda::OwnStream stores_;                // Device to host.
-  std::mutex mutex_;                      // Guards all below.
+  cuda::OwnStream loads_;   // Host to device.
+  cuda::OwnStream stores_;  // Device to host.
+  std::mutex mutex_;        // Guards all below.
   std::deque<Staging> pinned_;
   AllReturned<cuda::DeviceBuffer> device_;
   Pump pump_;

@@ -14,8 +14,6 @@ using Lock = std::unique_lock<std::mutex>;
 using cuda::Address;
 using cuda::Check;
 
-constexpr int64_t kOverlapBytes = int64_t{2} << 20;
-
 const cuda::Driver& Cu() { return *cuda::GetDriver(); }
 
 // Whole blocks of a store that lie one after the other on both sides.
@@ -105,38 +103,20 @@ Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing
   return Status::Ok();
 }
 
-// The bytes [from, to) of a load, cut where the pool was pinned in pieces.
-Status OnStream::Copy(const LoadCall& call, const Plan::Load& load, size_t number, int64_t from,
-                      int64_t to) {
-  if (from == to) return Status::Ok();  // There may be no pool either.
-  const uint8_t* const source = call.pool->Block(load.layer, load.first_slot);
-  const cuda::DevicePtr target = Address(call.Slot(number));
-  const cuda::Stream stream = lane_->loads_[number % 2].get();
-  while (from < to) {
-    const int64_t run = call.pool->PinnedRun(load.first_slot * call.block_bytes + from, to - from);
-    Status status = Check(Cu().MemcpyHtoDAsync(target + from, source + from, run, stream), "load");
-    if (!status.ok()) return status;
-    from += run;
-  }
-  return Status::Ok();
-}
-
 Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t number) {
   CudaLane::Pump& pump = lane_->pump_;
-  const cuda::Stream stream = lane_->loads_[number % 2].get();
-  const CudaLane::Filling before = pump.filled[(number + 1) % 2];
+  const cuda::Stream stream = lane_->loads_.get();
   const int64_t bytes = load.num_slots * call.block_bytes;
-  // Between two copies the link would idle for as long as it takes to see that one has ended. So
-  // the next begins while the last of this one is under way.
-  const int64_t early = bytes - std::min(bytes / 8, kOverlapBytes);
-  CudaLane::Filling filling{lane_->TakeEvent(), lane_->TakeEvent(), lane_->TakeEvent(),
-                            before.ended};
-  Status status = First({pump.freed.MakeWait(stream),
-                         before.nearly ? before.nearly->MakeWait(stream) : Status::Ok(),
-                         filling.began->Record(stream)});
-  if (status.ok()) status = Copy(call, load, number, 0, early);
-  if (status.ok()) status = filling.nearly->Record(stream);
-  if (status.ok()) status = Copy(call, load, number, early, bytes);
+  CudaLane::Filling filling{lane_->TakeEvent(), lane_->TakeEvent()};
+  Status status = First({pump.freed.MakeWait(stream), filling.began->Record(stream)});
+  for (int64_t done = 0; status.ok() && done < bytes;) {
+    const uint8_t* const from = call.pool->Block(load.layer, load.first_slot) + done;
+    const int64_t run =
+        call.pool->PinnedRun(load.first_slot * call.block_bytes + done, bytes - done);
+    const cuda::DevicePtr to = Address(call.Slot(number)) + done;
+    status = Check(Cu().MemcpyHtoDAsync(to, from, run, stream), "load");
+    done += run;
+  }
   if (status.ok()) status = filling.ended->Record(stream);
   pump.filled[number % 2] = std::move(filling);
   return status;
@@ -153,8 +133,7 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
   }
   pump.slots = slots;
   if (call.pool && (pump.pools.empty() || pump.pools.back() != call.pool)) {
-    const auto& loads = lane_->loads_;
-    if (loads[0].Query() == 0 && loads[1].Query() == 0) pump.pools.clear();
+    if (lane_->loads_.Query() == 0) pump.pools.clear();
     pump.pools.push_back(call.pool);
   }
   // The attention over the chunk before, which this call comes behind, has read its slot.
@@ -168,9 +147,6 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
       if (!filled.ended->Done()) return std::nullopt;
       StepTiming took;
       took.link_ns = filled.ended->Since(*filled.began);
-      if (filled.before_ended) {  // The time that both copies went on is counted once.
-        took.link_ns = std::min(took.link_ns, filled.ended->Since(*filled.before_ended));
-      }
       return took;
     };
   }

@@ -30,8 +30,6 @@ class OnStream : public Carrier {
   Status StartJob(const void* q, Storage q_storage, int job_delay_ms,
                   const std::shared_ptr<CudaJob>& held);
   Status Fill(const LoadCall& call, const Plan::Load& load, size_t number);
-  Status Copy(const LoadCall& call, const Plan::Load& load, size_t number, int64_t from,
-              int64_t to);
 
   const std::shared_ptr<CudaLane> lane_;
   const cuda::Stream stream_;

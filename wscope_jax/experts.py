@@ -228,4 +228,5 @@ def dense(
     weights_NE = jnp.zeros((num, num_experts), jnp.float32).at[rows_N1, ids].add(weights)
     h_NEF = jax.nn.silu(_dot("nm,efm->nef", x, gate)) * _dot("nm,efm->nef", x, up)
     h_NEF = h_NEF * jnp.where(valid[:, None], weights_NE, 0)[:, :, None]
-    return _dot("nef,emf->nm", h_NEF.astype(x.dtype), down)
+    # Expert by expert: summed within the product, XLA would transpose all of `down` first.
+    return _dot("nef,emf->enm", h_NEF.astype(x.dtype), down).sum(0)

@@ -39,14 +39,13 @@ class HostPools:
     ) -> None:
         self.slot_bytes = num_layers * block_bytes
         self.max_slots = max_slots
-        # A region commits a step ahead at most. What it has, the other cannot have: a sixteenth is little.
-        most = max(1, max_slots // 16)
-        step = max(1, min(COMMIT_BYTES // self.slot_bytes, most))
+        # A region commits a step ahead at most: what it has, the other cannot have.
+        step = max(1, min(COMMIT_BYTES // self.slot_bytes, max_slots // 16))
         self._steps = {region: step for region in HOST_REGIONS}
         if device is not None and slots_per_chunk:
-            # A copy to the device ends where what was pinned in one piece does: a chunk should be one piece, or, where
-            # that is too much, a few equal ones.
-            parts = -(-slots_per_chunk // most)
+            # A copy to the device ends where what was pinned in one piece does, and small copies are slow: a chunk
+            # should be one piece, or, where that is too much, a few equal ones.
+            parts = -(-slots_per_chunk // max(1, max_slots // 8))
             self._steps[Region.PINNED] = -(-slots_per_chunk // parts)
         try:
             self._pools = {

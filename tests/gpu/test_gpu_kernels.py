@@ -10,6 +10,7 @@ import pytest
 from tests.cases import CASES
 from tests.ops.exact import DTYPES, check, draw, wide
 from wscope_jax.ops import pallas, streamed, window
+from wscope_jax.partial import Partial
 from wscope_jax.views import Rings
 
 pytestmark = pytest.mark.gpu
@@ -60,9 +61,15 @@ def test_blocks(name: str, dtype: str) -> None:
     )
     chunk[[not 0 <= row < 3 for row in OWNER]] = np.nan  # nobody's
     slots = np.stack([np.full_like(chunk, np.nan), chunk])
-    owner, index = np.array(OWNER, np.int32), np.int32(1)
+    owner, index, turn = np.array([OWNER[::-1], OWNER], np.int32), np.int32(1), np.int32(1)
+    shape = (2, len(OWNER), case.num_q_heads)
+    parts = Partial(
+        np.full((*shape, case.layout.value_dim), 7, np.float32), np.full(shape, 7, np.float32)
+    )
     sizes: dict[str, Any] = {"layout": case.layout, "scale": case.scale, "block": BLOCK}
-    want = on_cpu(streamed.attend_blocks, *wide(q, slots), index, owner, **sizes)
-    got = pallas.attend_blocks(*map(jnp.asarray, (q, slots, index, owner)), **sizes)
+    want = on_cpu(streamed.attend_blocks, *wide(q, slots), index, owner, turn, parts, **sizes)
+    arrays = jax.tree.map(jnp.asarray, (q, slots, index, owner, turn, parts))
+    got = pallas.attend_blocks(*arrays, **sizes)
     check(got, want, dtype)
-    assert np.isneginf(np.asarray(got.lse))[[1, 4, 5]].all()
+    assert np.isneginf(np.asarray(got.lse[1]))[[1, 4, 5]].all()
+    assert (np.asarray(got.lse[0]) == 7).all()

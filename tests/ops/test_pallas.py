@@ -38,6 +38,12 @@ def _slots(name: str, dtype: str) -> tuple[Any, Any]:
     return jnp.asarray(q), jnp.stack([jnp.full_like(chunk, jnp.nan), chunk])
 
 
+def _parts(name: str) -> Partial:
+    """Of two turns, before the second."""
+    shape = (2, len(OWNER), CASES[name].num_q_heads)
+    return Partial(jnp.full((*shape, CASES[name].layout.value_dim), 7.0), jnp.full(shape, 7.0))
+
+
 @pytest.mark.parametrize(("name", "dtype"), RUNS)
 @pytest.mark.parametrize("capacity", [80, 1100], ids=["window", "resident"])
 def test_rings(name: str, dtype: str, capacity: int) -> None:
@@ -60,16 +66,18 @@ def test_rings(name: str, dtype: str, capacity: int) -> None:
 @pytest.mark.parametrize(("name", "dtype"), RUNS)
 def test_blocks(name: str, dtype: str) -> None:
     q, slots = _slots(name, dtype)
-    owner, index = jnp.array(OWNER, jnp.int32), jnp.int32(1)
+    owner, index, turn = jnp.array([OWNER[::-1], OWNER], jnp.int32), jnp.int32(1), jnp.int32(1)
+    parts = _parts(name)
     sizes: dict[str, Any] = {
         "layout": CASES[name].layout,
         "scale": CASES[name].scale,
         "block": BLOCK,
     }
-    want = streamed.attend_blocks(*wide(q, slots), index, owner, **sizes)
-    got = pallas.attend_blocks(q, slots, index, owner, interpret=True, **sizes)
+    want = streamed.attend_blocks(*wide(q, slots), index, owner, turn, parts, **sizes)
+    got = pallas.attend_blocks(q, slots, index, owner, turn, parts, interpret=True, **sizes)
     check(got, want, dtype)
-    assert np.isneginf(np.asarray(got.lse))[[1, 4, 5]].all()
+    assert np.isneginf(np.asarray(got.lse[1]))[[1, 4, 5]].all()
+    assert (np.asarray(got.lse[0]) == 7).all()
 
 
 def _dots(jaxpr: Any) -> Iterator[Any]:
@@ -91,7 +99,7 @@ def test_kernels_lower_for_cuda_with_exact_products(name: str, dtype: str) -> No
     q, rings = _rings(name, dtype, 2, 80)
     _, slots = _slots(name, dtype)
     rows = jnp.zeros(2, jnp.int32)
-    owner = jnp.array(OWNER, jnp.int32)
+    owner = jnp.array([OWNER, OWNER], jnp.int32)
 
     def ring(*args: Any) -> Partial:
         return pallas.attend_rings(*args, layout=layout, scale=case.scale)
@@ -99,7 +107,10 @@ def test_kernels_lower_for_cuda_with_exact_products(name: str, dtype: str) -> No
     def block(*args: Any) -> Partial:
         return pallas.attend_blocks(*args, layout=layout, block=BLOCK, scale=case.scale)
 
-    for fn, args in ((ring, (q, rings, rows, rows)), (block, (q, slots, jnp.int32(0), owner))):
+    for fn, args in (
+        (ring, (q, rings, rows, rows)),
+        (block, (q, slots, jnp.int32(0), owner, jnp.int32(1), _parts(name))),
+    ):
         with target("cuda"):
             traced = jax.jit(fn).trace(*args)
             lowered = traced.lower(lowering_platforms=("cuda",))

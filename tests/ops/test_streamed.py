@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.cases import CASES, SMALL
 from wscope_jax.layout import ByteOrder, EntryLayout, unpack
 from wscope_jax.ops.reference import attend_reference
-from wscope_jax.ops.streamed import attend_chunk, streamed_attention
+from wscope_jax.ops.streamed import attend_chunk, join_blocks, streamed_attention
 from wscope_jax.partial import Partial, merge
 
 B, C = 3, 5
@@ -32,7 +32,11 @@ OWNERS = {
 @functools.partial(jax.jit, static_argnames=("layout", "block", "scale"))
 def attend(q: Any, chunk: Any, owner: Any, **sizes: Any) -> Partial:
     other = jnp.full_like(chunk, jnp.nan)
-    return attend_chunk(q, jnp.stack([other, chunk]), jnp.int32(1), owner, **sizes)
+    shape = (1, *owner.shape, q.shape[1])
+    empty = Partial(jnp.zeros((*shape, sizes["layout"].value_dim)), jnp.full(shape, -jnp.inf))
+    one, turn = jnp.int32(1), jnp.int32(0)
+    parts = attend_chunk(q, jnp.stack([other, chunk]), one, owner[None], turn, empty, **sizes)
+    return join_blocks(Partial(parts.o[0], parts.lse[0]), owner, q.shape[0])
 
 
 oracle = jax.jit(attend_reference, static_argnames="scale")

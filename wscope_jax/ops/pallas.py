@@ -207,8 +207,11 @@ def attend_rings(
 def _block_kernel(
     index_ref: Any,
     owner_ref: Any,
+    turn_ref: Any,
     q_ref: Any,
     slots_ref: Any,
+    _o_before: Any,
+    _lse_before: Any,
     o_ref: Any,
     lse_ref: Any,
     *,
@@ -219,7 +222,8 @@ def _block_kernel(
 ) -> None:
     slot, head, tile = (pl.program_id(axis) for axis in range(3))
     heads = _Heads(layout, tiling, head, tile)
-    owner = owner_ref[slot]
+    turn = turn_ref[0]
+    owner = owner_ref[turn, slot]
     is_owned = (owner >= 0) & (owner < q_ref.shape[0])
     row = jnp.where(is_owned, owner, jnp.int32(0))
     index = index_ref[0]
@@ -242,7 +246,7 @@ def _block_kernel(
     end = jnp.where(is_owned, jnp.int32(block), jnp.int32(0))
     queries, width = heads.queries(q_ref, row), padded(layout.value_dim)
     o_PV, lse_P = _attend(queries, load, jnp.int32(0), end, tiling.step, width, scale)
-    heads.write(o_PV, lse_P, o_ref, lse_ref, (slot,))
+    heads.write(o_PV, lse_P, o_ref, lse_ref, (turn, slot))
 
 
 @functools.partial(jax.jit, static_argnames=("layout", "block", "scale", "interpret"))
@@ -250,7 +254,9 @@ def attend_blocks(
     q: Float[Array, "B H K"],
     slots: Float[Array, "2 C G E"],
     index: Int32[Array, ""],
-    owner: Int32[Array, " C"],
+    owner: Int32[Array, "turns C"],
+    turn: Int32[Array, ""],
+    parts: Partial,
     *,
     layout: EntryLayout,
     block: int,
@@ -263,14 +269,16 @@ def attend_blocks(
         q: one query token per row.
         slots: the PING-PONG region, read where it is; what nobody owns may hold anything.
         index: 0 or 1, the slot.
-        owner: row of each block; outside [0, B) = nobody.
+        owner: row of each block in each turn; outside [0, B) = nobody.
+        turn: the row of `owner` that counts.
+        parts: partials [turns, C, H, V] of all turns; those of the turn are written, in place.
         layout: shape of an entry.
         block: D.
         scale: applied to the scores in float32.
         interpret: run as plain JAX, for tests without a GPU.
 
     Returns:
-        A partial per block, [C, H, V] and [C, H]; empty where nobody owns the block.
+        `parts`; empty where nobody owns the block.
     """
     _, num_slots, num_kv_heads, _ = slots.shape
     tiling = Tiling.of(layout, q.shape[1], block, slots.dtype.itemsize)
@@ -280,11 +288,12 @@ def attend_blocks(
     o, lse = pl.pallas_call(
         kernel,
         grid=(num_slots, num_kv_heads, tiling.tiles),
-        in_specs=[pl.no_block_spec] * 4,
+        in_specs=[pl.no_block_spec] * 7,
         out_specs=[pl.no_block_spec] * 2,
-        out_shape=_results((num_slots,), q.shape[1], layout.value_dim),
+        out_shape=[jax.ShapeDtypeStruct(x.shape, jnp.float32) for x in parts],
+        input_output_aliases={5: 0, 6: 1},
         compiler_params=tiling.params(layout.value_dim),
         interpret=interpret,
         name="attend_blocks",
-    )(index.reshape(1), owner, q, slots)
+    )(index.reshape(1), owner, turn.reshape(1), q, slots, *parts)
     return Partial(o, lse)

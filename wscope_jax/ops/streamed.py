@@ -10,59 +10,73 @@ from jaxtyping import Array, Float, Int32
 from wscope_jax.layout import EntryLayout, unpack
 from wscope_jax.ops import host, pallas
 from wscope_jax.ops.reference import masked_attention
-from wscope_jax.partial import Partial, empty_partial, merge
+from wscope_jax.partial import Partial
 
 
 def attend_chunk(
     q: Float[Array, "B H K"],
     slots: Float[Array, "2 C G E"],
     index: Int32[Array, ""],
-    owner: Int32[Array, " C"],
+    owner: Int32[Array, "turns C"],
+    turn: Int32[Array, ""],
+    parts: Partial,
     *,
     layout: EntryLayout,
     block: int,
     scale: float,
 ) -> Partial:
-    """Attention of each row over the blocks of one chunk that it owns.
+    """Attention over the blocks of one chunk, each by the row that owns it.
 
     Args:
         q: one query token per row.
         slots: PING-PONG region; blocks that nobody owns may hold anything.
         index: the slot that holds the chunk.
-        owner: row of each block; outside [0, B) = nobody.
+        owner: row of each block in each turn; outside [0, B) = nobody.
+        turn: the chunk's.
+        parts: partials [turns, C, H, V] of the blocks of all turns.
         layout: shape of an entry.
         block: D.
         scale: applied to the scores in float32.
+
+    Returns:
+        `parts` with those of the turn.
     """
     sizes: dict[str, Any] = {"layout": layout, "block": block, "scale": scale}
-    part: Partial = jax.lax.platform_dependent(
+    parts = jax.lax.platform_dependent(
         q,
         slots,
         index,
         owner,
+        turn,
+        parts,
         default=functools.partial(attend_blocks, **sizes),
         cuda=functools.partial(pallas.attend_blocks, **sizes),
     )
-    return join_blocks(part, owner, q.shape[0])
+    return parts
 
 
 def attend_blocks(
     q: Float[Array, "B H K"],
     slots: Float[Array, "2 C G E"],
     index: Int32[Array, ""],
-    owner: Int32[Array, " C"],
+    owner: Int32[Array, "turns C"],
+    turn: Int32[Array, ""],
+    parts: Partial,
     *,
     layout: EntryLayout,
     block: int,
     scale: float,
 ) -> Partial:
-    """A partial [C, H, V] per block of a chunk, by the row that owns it; arguments as for `attend_chunk`."""
+    """`attend_chunk` in plain JAX."""
     num_rows = q.shape[0]
-    is_owned = (owner >= 0) & (owner < num_rows)
+    owner_C = jax.lax.dynamic_index_in_dim(owner, turn, keepdims=False)
+    is_owned = (owner_C >= 0) & (owner_C < num_rows)
     chunk = jax.lax.dynamic_index_in_dim(slots, index, keepdims=False)
     key, value = unpack(chunk, layout, block)
-    mask = jnp.broadcast_to(is_owned[:, None], (owner.shape[0], block))
-    return masked_attention(q[jnp.clip(owner, 0, num_rows - 1)], key, value, mask, scale=scale)
+    mask = jnp.broadcast_to(is_owned[:, None], (owner_C.shape[0], block))
+    part = masked_attention(q[jnp.clip(owner_C, 0, num_rows - 1)], key, value, mask, scale=scale)
+    put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=turn, axis=0)
+    return Partial(put(parts.o, part.o), put(parts.lse, part.lse))
 
 
 def join_blocks(part: Partial, owner: Int32[Array, " C"], num_rows: int) -> Partial:
@@ -115,18 +129,31 @@ def streamed_attention(
         scale: applied to the scores in float32.
         engine: id of the step queue.
     """
-    num_turns = owner.shape[0]
+    num_turns, num_slots = owner.shape
+    num_heads = q.shape[1]
 
     def take_turn(
-        carry: tuple[Partial, Array, Array], turn_of: tuple[Array, Array]
+        carry: tuple[Partial, Array, Array], i: Array
     ) -> tuple[tuple[Partial, Array, Array], None]:
-        so_far, slots, order = carry
-        index, owner_C = turn_of
-        slots, lse, order = host.load(slots, so_far.lse, order, engine=engine)
-        part = attend_chunk(q, slots, index, owner_C, layout=layout, block=block, scale=scale)
-        return (merge(Partial(so_far.o, lse), part), slots, order), None
+        parts, slots, order = carry
+        slots, lse, order = host.load(slots, parts.lse, order, engine=engine)
+        parts = attend_chunk(
+            q,
+            slots,
+            (turn + i) % 2,
+            owner,
+            i,
+            Partial(parts.o, lse),
+            layout=layout,
+            block=block,
+            scale=scale,
+        )
+        return (parts, slots, order), None
 
-    start = empty_partial(q.shape[0], q.shape[1], layout.value_dim)
-    parity = (turn + jnp.arange(num_turns, dtype=jnp.int32)) % 2
-    (part, slots, order), _ = jax.lax.scan(take_turn, (start, slots, order), (parity, owner))
-    return part, slots, order
+    # All turns write to one array, joined at the end: to join after each would take ten small kernels a turn.
+    blocks = (num_turns, num_slots, num_heads)
+    parts = Partial(jnp.zeros((*blocks, layout.value_dim)), jnp.full(blocks, -jnp.inf))
+    turns = jnp.arange(num_turns, dtype=jnp.int32)
+    (parts, slots, order), _ = jax.lax.scan(take_turn, (parts, slots, order), turns)
+    flat = Partial(parts.o.reshape(-1, *parts.o.shape[2:]), parts.lse.reshape(-1, num_heads))
+    return join_blocks(flat, owner.reshape(-1), q.shape[0]), slots, order
