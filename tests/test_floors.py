@@ -36,6 +36,7 @@ FLOORS: Final = {
     ),
     **dict.fromkeys(("_ffi", "views", "ops", "devices", "pools", "dispatcher", "experts"), (1, 0)),
     **dict.fromkeys(("checkpoint", "tokenizer", "chat", "chat_worker", "machine"), (1, 0)),
+    "work": (0, 1),
     "token_ids": (1, 1),
     "rows": (1, 1),
     "footprint": (0, 1),

@@ -22,6 +22,7 @@ from wscope_jax.pools import HostPools
 from wscope_jax.step_plan import StepPlan, store_plan
 from wscope_jax.turns import DecodePlan
 from wscope_jax.views import CacheSpec, Views, empty_views
+from wscope_jax.work import Work
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ class InplaceKVCache:
     Attributes:
         placement: which block lives where.
         policy: as updated by what was measured.
+        work: what CPU and link have done in the steps so far.
 
     Raises:
         UsageError: an impossible size.
@@ -78,6 +80,7 @@ class InplaceKVCache:
         self.max_len = max_len
         self.block = window
         self.policy = policy
+        self.work = Work()
         self.compiled = CompiledPrograms() if compiled is None else compiled
         itemsize = jnp.dtype(dtype).itemsize
         self.entry_bytes = self.layout.entry_bytes(itemsize)
@@ -299,6 +302,7 @@ class InplaceKVCache:
             self._start_evictions()
             for timing in self._dispatcher.timings(self._decode.num_jobs):
                 self.policy = self.policy.observe(timing)
+                self.work = self.work.after(timing)
             return out
 
     def release(self, row: int) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +20,8 @@ from wscope_jax.rows import Event, Result, Row
 from wscope_jax.sampling import RowSampling, Sampling, row_operands
 from wscope_jax.stopping import StopMatcher
 from wscope_jax.tokenizer import IncrementalDecoder, Tokenizer
+
+SHARE_CHANGE: Final = 0.005  # a smaller change of the share is not noted
 
 
 class Generation:
@@ -57,6 +60,8 @@ class Generation:
         self._operands = row_operands(samplings)
         self._next = np.zeros(len(prompts), np.int32)
         self._share = [cache.cpu_share()] * 2
+        self._shares: list[tuple[int, float]] = []  # steps at which it changed
+        self._steps = 0
         self._seconds = {"prefill_s": 0.0, "decode_s": 0.0, "first_token_s": 0.0}
         self._ping_pong = 2 * cache.slots_per_chunk * cache.block
         self._progress = progress
@@ -155,9 +160,15 @@ class Generation:
             with self._timed("decode_s"):
                 tokens, _ = programs.step(cache, jnp.array(self._next), self._operands)
                 values = np.asarray(jax.device_get(tokens))
-            self._share[1] = cache.cpu_share()
+            self._note_share(cache.cpu_share())
             for number in active:
                 yield self._take(number, int(values[number]))
+
+    def _note_share(self, share: float) -> None:
+        self._steps += 1
+        self._share[1] = share
+        if not self._shares or abs(share - self._shares[-1][1]) >= SHARE_CHANGE:
+            self._shares.append((self._steps, round(share, 4)))
 
     def _take(self, number: int, token: int) -> Event:
         row = self._rows[number]
@@ -221,5 +232,22 @@ class Generation:
             regions=regions,
             cpu_share={"first": self._share[0], "last": self._share[1]},
             compiles=dict(self._cache.compiled.compiles),
+            work=self._work(),
             timing={name: round(value, 6) for name, value in seconds.items()},
         )
+
+    def _work(self) -> dict[str, Any]:
+        work, entry_bytes = self._cache.work, self._cache.entry_bytes
+        # Of the time of all steps; the newest are not timed yet.
+        took_s = self._seconds["decode_s"] * work.steps / max(1, self._steps)
+        return {
+            "limit": work.limit(took_s) if work.steps else None,
+            "steps": work.steps,
+            "cpu_s": round(work.cpu_s, 6),
+            "link_s": round(work.link_s, 6),
+            "wait_cpu_s": round(work.wait_cpu_s, 6),
+            "wait_link_s": round(work.wait_link_s, 6),
+            "cpu_bytes": work.host_entries * entry_bytes,
+            "link_bytes": work.streamed_entries * entry_bytes,
+            "shares": [list(pair) for pair in self._shares],
+        }

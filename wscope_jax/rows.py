@@ -90,6 +90,9 @@ class Result:
             slots hold), bytes in all layers.
         cpu_share: r when decoding began ("first") and ended ("last").
         compiles: programs compiled: "warmup", "ahead", "stall".
+        work: what set the pace of decoding: "limit" ("cpu", "link" or "device"; None without steps); over the "steps"
+            that were timed "cpu_s" and "link_s" (busy), "wait_cpu_s" and "wait_link_s" (waited for), "cpu_bytes" and
+            "link_bytes" (of the cache, read there); "shares" (the share r over time: [step, r] where it changed).
         timing: seconds ("prefill_s", "decode_s", "first_token_s") and rates ("prefill_tokens_per_s",
             "decode_tokens_per_s").
     """
@@ -100,6 +103,7 @@ class Result:
     regions: dict[str, dict[str, int]]
     cpu_share: dict[str, float]
     compiles: dict[str, int]
+    work: dict[str, Any]
     timing: dict[str, float]
 
     def as_dict(self) -> dict[str, Any]:

@@ -89,6 +89,7 @@ def test_json(run: Run, tokens: Path, golden: dict[str, np.ndarray]) -> None:
         "regions",
         "cpu_share",
         "compiles",
+        "work",
         "timing",
     ]
     assert values["tokens"] == golden["seq"][:, 37:].tolist()
@@ -98,6 +99,9 @@ def test_json(run: Run, tokens: Path, golden: dict[str, np.ndarray]) -> None:
     assert all(set(held) == {"tokens", "bytes"} for held in values["regions"].values())
     assert values["cpu_share"] == {"first": 0.5, "last": 0.5}
     assert values["compiles"]["stall"] == 0
+    work = values["work"]
+    assert work["limit"] in ("cpu", "link", "device")
+    assert work["steps"] > 0
 
 
 def test_text_is_printed_as_it_is(run: Run, with_text: Path, golden: dict[str, np.ndarray]) -> None:

@@ -24,6 +24,8 @@ ROLES: Final = {
     "ping_pong": ("device", "two slots for what is being streamed"),
 }  # of each region: where it lies, what it is for
 
+PACE: Final = {"cpu": "CPU", "link": "link", "device": "device"}
+
 
 def regions_table(regions: Mapping[str, Mapping[str, int]]) -> Table:
     """The four regions with what they hold.
@@ -57,10 +59,23 @@ def summary(result: Mapping[str, Any]) -> str:
             f"prefill {timing['prefill_s']:.2f} s ({timing['prefill_tokens_per_s']:,.0f} tokens/s)",
             f"decode {timing['decode_s']:.2f} s ({timing['decode_tokens_per_s']:,.1f} tokens/s)",
             f"CPU share {share['first']:.2f} -> {share['last']:.2f}",
+            *_pace(result["work"]),
             f"compiles {compiles['warmup']} warm-up, {compiles['ahead']} ahead, "
             f"{compiles['stall']} stall",
         )
     )
+
+
+def _pace(work: Mapping[str, Any]) -> list[str]:
+    """Who set the pace, and what the link brought; nothing where no step was timed."""
+    if work["limit"] is None:
+        return []
+    late_s = work["wait_cpu_s"] if work["limit"] == "cpu" else work["wait_link_s"]
+    waited = f", waited for {late_s:.2f} s" * (work["limit"] != "device")
+    return [
+        f"pace set by the {PACE[work['limit']]}{waited}",
+        f"{amount(work['link_bytes'])} streamed",
+    ]
 
 
 def print_regions(regions: Mapping[str, Mapping[str, int]], out: TextIO) -> None:
