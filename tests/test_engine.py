@@ -259,3 +259,18 @@ def test_a_text_in_place_of_a_list_of_texts(eng: Engine) -> None:
 def test_a_budget_is_a_number_of_bytes(eng: Engine, host_memory: Any) -> None:
     with pytest.raises(UsageError, match="host_memory"):
         Engine(eng.model, host_memory=host_memory)
+
+
+def test_the_next_call_begins_with_what_was_measured() -> None:
+    eng = Engine.from_pretrained(CHECKPOINTS["qwen3_moe"], dtype="float32", window=32, threads=2)
+    with eng:
+        before = eng.policy
+        eng.generate([PROMPT], Sampling(max_new_tokens=100, ignore_eos=True))
+        learned = eng.policy
+        assert isinstance(before, policies.WriteScope)
+        assert isinstance(learned, policies.WriteScope)
+        assert learned.roofline != before.roofline
+        eng.generate(
+            [PROMPT], Sampling(max_new_tokens=3), policy=policies.CpuOnly()
+        )  # of that call alone
+        assert eng.policy is learned

@@ -1,6 +1,7 @@
 """Engine: a checkpoint, a policy and the machine, made ready to generate text from long prompts."""
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Sequence
 from pathlib import Path
@@ -37,7 +38,8 @@ class Engine:
     """Generates from a model whose KV cache lives in four regions.
 
     Each call has a cache of its own, so calls may come from several threads; they share the workers, and what
-    `Result.compiles` counts. Use it as a context manager, or `close` it. It cannot be used in a forked child.
+    `Result.compiles` counts. What a call of `generate` measures of CPU and link is where the next one begins. Use it as
+    a context manager, or `close` it. It cannot be used in a forked child.
 
     Args:
         model: see `models`.
@@ -213,15 +215,17 @@ class Engine:
                 "the limit"
             )
         self._warn_of_positions(max_len)
+        used = policy or self._choose(len(ids), max_len)
         return Generation(
             self._programs,
-            self._cache(len(ids), max_len, policy),
+            self._cache(len(ids), max_len, used),
             ids,
             samplings,
             max_len=max_len,
             eos_ids=self.eos_ids,
             tokenizer=self.tokenizer,
             progress=self.progress,
+            learned=functools.partial(self._learn, used),
         )
 
     def generate(
@@ -322,6 +326,12 @@ class Engine:
             return self.policy
         log.info("policy: the GPU holds all %d tokens of each of %d rows: resident", max_len, batch)
         return Resident()
+
+    def _learn(self, used: Policy, learned: Policy) -> None:
+        """Lets the next call begin with what one that used the engine's policy has measured."""
+        if used is self.policy:
+            self._auto = learned if used is self._auto else self._auto
+            self.policy = learned
 
     def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
         policy = policy or self._choose(batch, max_len)

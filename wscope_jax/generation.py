@@ -14,6 +14,7 @@ from wscope_jax import forks
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.errors import CapacityError
 from wscope_jax.layout import Region
+from wscope_jax.policies import Policy
 from wscope_jax.programs import NO_TOKEN, ModelPrograms
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Event, Result, Row
@@ -42,7 +43,9 @@ class Generation:
         eos_ids: frozenset[int],
         tokenizer: Tokenizer | None,
         progress: Progress = SILENT,
+        learned: Callable[[Policy], None] | None = None,
     ) -> None:
+        self._learned = learned
         self._programs = programs
         self._cache = cache
         self._eos_ids = eos_ids
@@ -105,6 +108,8 @@ class Generation:
             if not row.tokens_in:  # not closed before
                 row.tokens_in = self._cache.row_tokens(number)
                 row.text += row.end()
+        if self._learned is not None:
+            self._learned(self._cache.policy)
         self._cache.close()
 
     @contextlib.contextmanager
