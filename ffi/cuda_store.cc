@@ -29,8 +29,9 @@ Status DeviceStore::MoveHome(const StagedStore& store) {
     using Memory =
         std::tuple<std::vector<StagedStore::Destination>, std::shared_ptr<cuda::DeviceBuffer>,
                    std::shared_ptr<cuda::PinnedBuffer>>;
-    CudaLane::Settle(lane_->stores_.get(),
-                     std::make_shared<Memory>(store.destinations, buffer_, lane_->bounce_));
+    CudaLane::Settle(
+        lane_->stores_.get(),
+        std::make_shared<Memory>(store.destinations, std::move(buffer_), lane_->bounce_));
   }
   return status;
 }

@@ -18,7 +18,9 @@ class DeviceStore : public DeviceStaging {
   DeviceStore(std::shared_ptr<CudaLane> lane, std::shared_ptr<cuda::DeviceBuffer> buffer,
               cuda::Event copied)
       : lane_(std::move(lane)), buffer_(std::move(buffer)), copied_(std::move(copied)) {}
-  ~DeviceStore() override { lane_->GiveDevice(std::move(buffer_), std::move(copied_)); }
+  ~DeviceStore() override {
+    if (buffer_) lane_->GiveDevice(std::move(buffer_), std::move(copied_));
+  }
 
   Status MoveHome(const StagedStore& store) override;
 

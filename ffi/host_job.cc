@@ -187,9 +187,19 @@ void HostJob::Finish() {
     open = state;
   }
   if (open_head >= 0) WriteHead(open_head, open);
+  Forget();
 }
 
-void HostJob::Void() { std::fill_n(lse_, lse_size(), std::numeric_limits<float>::quiet_NaN()); }
+void HostJob::Void() {
+  std::fill_n(lse_, lse_size(), std::numeric_limits<float>::quiet_NaN());
+  Forget();
+}
+
+// The jobs of a whole step may be held until the device has passed them.
+void HostJob::Forget() {
+  scratch_.reset();
+  states_.reset();
+}
 
 std::shared_ptr<Task> MakeTask(const std::shared_ptr<HostJob>& job, int delay_ms,
                                const std::function<void()>& ended) {

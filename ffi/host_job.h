@@ -1,4 +1,4 @@
-// The host's attention of one layer and some rows, cut into equal parts.
+// The host's attention of one layer and some rows, cut into parts.
 #pragma once
 
 #include <cstdint>
@@ -100,6 +100,7 @@ class HostJob {
   void WriteHead(int64_t head_index, const SoftmaxState& state);
 
   void Allocate(int workers);
+  void Forget();
   // Where a part begins in the list.
   int64_t PartBegin(int part) const;
 

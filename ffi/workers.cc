@@ -1,6 +1,7 @@
 #include "workers.h"
 
 #include <algorithm>
+#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <system_error>
@@ -15,6 +16,7 @@ namespace {
 constexpr int64_t kArmedSpinNs = 200'000;
 // How often a worker looks at flags before it lets other threads of its core go first each time.
 constexpr int kEagerLooks = 10'000;
+constexpr int kPatientLooks = 1'000'000;  // And before it sleeps in between.
 
 }  // namespace
 
@@ -155,18 +157,22 @@ bool Workers::TakeReady(std::deque<Armed>* armed) {
   return true;
 }
 
-// Looks at the flags of all armed tasks until there is something to do.
+// Looks at the flags of all armed tasks until there is something to do. Who spins sees one watcher
+// all the time, also when the flags change.
 void Workers::Watch(std::unique_lock<std::mutex>& lock) {
-  watched_.clear();
-  for (const Armed& armed : armed_) watched_.push_back(armed.flag);
-  const uint64_t change = watched_change_ = change_;
   watching_ = true;
-  lock.unlock();
-  Look(change);
-  lock.lock();
+  do {
+    watched_.clear();
+    for (const Armed& armed : armed_) watched_.push_back(armed.flag);
+    const uint64_t change = watched_change_ = change_;
+    looked_away_.notify_all();
+    lock.unlock();
+    Look(change);
+    lock.lock();
+    if (TakeReady(&armed_)) ChangeArmed();
+  } while (tasks_.empty() && !armed_.empty());
   watching_ = false;
   looked_away_.notify_all();
-  if (TakeReady(&armed_)) ChangeArmed();
 }
 
 // Without the mutex: until a flag is up, a task is there, or other flags are.
@@ -179,9 +185,11 @@ void Workers::Look(uint64_t change) const {
     if (change_.load(std::memory_order_acquire) != change) return;
     if (looks < kEagerLooks) {
       Pause();
-    } else {
-      looks = kEagerLooks;
+    } else if (looks < kPatientLooks) {
       std::this_thread::yield();
+    } else {  // The device is busy with something long, or lost.
+      looks = kPatientLooks;
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
     }
   }
 }

@@ -23,7 +23,7 @@ PROMPT = list(range(1, 70))
 # Every kind of product, by its einsum.
 LINEAR = {"linear": "ni,oi->no", "router": "nm,em->ne"}
 FEW_TOKENS = {"expert_up": "m,xfm->xf", "expert_down": "xf,xmf->xm", "expert_sum": "x,xm->m"}
-DENSE = {"expert_up": "nm,efm->nef", "expert_down": "nef,emf->nm"}
+DENSE = {"expert_up": "nm,efm->nef", "expert_down": "nef,emf->enm"}
 TILED = {"expert_up": "tm,fm->tf", "expert_down": "tf,mf->tm"}
 PROMPT_ATTENTION = {"scores": "ghck,gsk->ghcs", "values": "ghcs,gsv->ghcv"}
 # In decode W_uk stands before latent attention and W_uv behind it; a prompt makes them part of its keys and values.

@@ -37,5 +37,13 @@ def test_limit(times: dict[str, int], limit: str) -> None:
     assert work.limit(0.1) == limit
 
 
+def test_the_link_is_not_blamed_for_the_device() -> None:
+    ms = {"cpu_ns": 20 * MS, "wait_link_ns": 30 * MS, "link_ns": 90 * MS}
+    nothing_streamed = StepTiming(**ms, wait_cpu_ns=0, host_entries=64, streamed_entries=0, jobs=2)
+    assert Work().after(nothing_streamed).limit(0.1) == "device"
+    short = timing(**{**ms, "link_ns": 1 * MS})
+    assert Work().after(short).limit(0.1) == "device"
+
+
 def test_no_time_is_nobodys() -> None:
     assert Work().limit(0.0) == "device"

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,7 @@ class Engine:
         forks.mark_started()
         self.progress = progress
         self._is_closed = False
+        self._learning = threading.Lock()
         for name, budget in (("gpu_memory", gpu_memory), ("host_memory", host_memory)):
             is_number = isinstance(budget, int) and not isinstance(budget, bool)
             if budget is not None and not (is_number and budget > 0):
@@ -320,18 +322,21 @@ class Engine:
 
     def _choose(self, batch: int, max_len: int) -> Policy:
         """The engine's policy; where that was "auto", on a GPU that holds the whole cache, `resident`."""
-        if self.policy is not self._auto or devices.current().platform == "cpu":
-            return self.policy
+        with self._learning:
+            policy, is_auto = self.policy, self.policy is self._auto
+        if not is_auto or devices.current().platform == "cpu":
+            return policy
         if not self._plan(Resident(), batch, max_len).fits:
-            return self.policy
+            return policy
         log.info("policy: the GPU holds all %d tokens of each of %d rows: resident", max_len, batch)
         return Resident()
 
     def _learn(self, used: Policy, learned: Policy) -> None:
         """Lets the next call begin with what one that used the engine's policy has measured."""
-        if used is self.policy:
-            self._auto = learned if used is self._auto else self._auto
-            self.policy = learned
+        with self._learning:
+            if used is self.policy:
+                self._auto = learned if used is self._auto else self._auto
+                self.policy = learned
 
     def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
         policy = policy or self._choose(batch, max_len)

@@ -65,6 +65,9 @@ class HostPools:
         self._refused: dict[Region, str] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-commit")
         self._pending: dict[Region, Future[None]] = {}
+        self._targets = dict.fromkeys(
+            HOST_REGIONS, 0
+        )  # slots that are, or are about to be, committed
 
     def id(self, region: Region) -> int:
         """Number of the region's pool in plans."""
@@ -86,33 +89,50 @@ class HostPools:
         return self._refused.get(region)
 
     def _commit(self, region: Region, num_slots: int) -> bool:
-        pool, step = self._pools[region], self._steps[region]
+        """Whether the region has, or now gets, pages for so many slots."""
+        pool = self._pools[region]
         pending = self._pending.pop(region, None)
         if pending is not None and (not pending.done() or pool.committed < num_slots):
             pending.exception()  # wait; a refusal shows below as a pool that is still too small
-        if pool.committed < num_slots:
-            others = sum(p.committed for r, p in self._pools.items() if r is not region)
-            # A refusal is final: to ask again for each block would take as long each time.
-            if region in self._refused:
-                return False
-            ahead = min(self.max_slots - others, pool.committed + step)
-            try:
-                pool.commit(max(num_slots, ahead))
-            except MemoryError as error:
-                log.warning(
-                    "%s: %s; blocks go to the other region, whose reader alone then sets the pace",
-                    region,
-                    str(error),
-                )
-                self._refused[region] = str(error)
-                return False
-        spare = self.max_slots - sum(p.committed for p in self._pools.values())
-        if spare > 0 and pool.committed - num_slots < step // 2 and region not in self._refused:
-            target = pool.committed + min(spare, step)
+        self._targets[region] = pool.committed
+        # What a region has committed, the other cannot have: the budget is one.
+        room = self.max_slots - sum(n for r, n in self._targets.items() if r is not region)
+        if pool.committed < num_slots and not self._grow(region, num_slots, room):
+            return False
+        step = self._steps[region]
+        target = min(room, pool.committed + step)
+        if (
+            pool.committed - num_slots < step // 2
+            and target > pool.committed
+            and region not in self._refused
+        ):
             # Without another thread (the system may refuse one) pages are committed when they are needed.
             with contextlib.suppress(RuntimeError):
                 self._pending[region] = self._executor.submit(pool.commit, target)
+                self._targets[region] = target
         return True
+
+    def _grow(self, region: Region, num_slots: int, room: int) -> bool:
+        # A refusal is final: to ask again for each block would take as long each time.
+        if num_slots > room or region in self._refused:
+            return False
+        pool, step = self._pools[region], self._steps[region]
+        for target in dict.fromkeys((min(room, max(num_slots, pool.committed + step)), num_slots)):
+            try:
+                pool.commit(target)
+            except MemoryError as error:
+                refusal = str(error)
+                self._steps[region] = 1  # little is left: no more than is needed from now on
+            else:
+                self._targets[region] = target
+                return True
+        log.warning(
+            "%s: %s; blocks go to the other region, whose reader alone then sets the pace",
+            region,
+            refusal,
+        )
+        self._refused[region] = refusal
+        return False
 
     def close(self) -> None:
         """Frees the memory. Nothing may be reading or writing it."""

@@ -20,7 +20,7 @@ class Work:
         cpu_s: the workers attended to UNPINNED.
         link_s: PINNED was copied to the device (on a machine without a GPU: the device's part of attention).
         wait_cpu_s: the device stood still for the workers.
-        wait_link_s: the workers' results lay waiting for the device, and so for the link.
+        wait_link_s: the workers' results lay waiting for the device: for the link, or for its own work.
         host_entries: entries that the workers attended to, over all layers.
         streamed_entries: entries that were copied, over all layers.
     """
@@ -47,7 +47,9 @@ class Work:
 
     def limit(self, took_s: float) -> str:
         """What set the pace of steps that took `took_s` in all: "cpu", "link" or "device"."""
-        late_s, name = max((self.wait_cpu_s, "cpu"), (self.wait_link_s, "link"))
-        if late_s >= LATE * took_s > 0:
-            return name
-        return "link" if self.link_s >= BUSY * took_s > 0 else "device"
+        if self.wait_cpu_s >= max(self.wait_link_s, LATE * took_s) > 0:
+            return "cpu"
+        is_late = self.wait_link_s >= LATE * took_s and self.link_s >= self.cpu_s
+        if self.streamed_entries > 0 and (is_late or self.link_s >= BUSY * took_s):
+            return "link"
+        return "device"

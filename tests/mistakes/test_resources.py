@@ -97,6 +97,11 @@ def state() -> tuple[int, int, int]:
     return len(jax.live_arrays()), *ids
 
 
+def assert_given_back(before: tuple[int, int, int]) -> None:
+    """Nothing is left; what earlier tests had left, a thread that compiled for them, may have gone since."""
+    assert all(now <= was for now, was in zip(state(), before, strict=True)), (state(), before)
+
+
 @pytest.mark.parametrize("lasting", [False, True])
 def test_host_memory_refused_at_the_nth_commit(
     eng: Engine, monkeypatch: pytest.MonkeyPatch, lasting: bool
@@ -127,7 +132,7 @@ def test_host_memory_refused_at_the_nth_commit(
             # Refused while it decodes, the row ends early; a single refusal is not even noticed.
             assert results[0] == expected[: len(results[0])]
             reasons.add(f"length {len(results[0]) == len(expected)}")
-        assert state() == before
+        assert_given_back(before)
     assert "length True" in reasons
     if lasting:
         assert "refused" in reasons
@@ -159,7 +164,7 @@ def test_what_a_cache_takes_is_refused(
         text = caught(kind, lambda: eng.generate([PROMPT], Sampling(max_new_tokens=1)))
         assert text is None or about in text
         seen += text is not None
-        assert state() == before
+        assert_given_back(before)
     assert seen >= 1
 
 
@@ -176,7 +181,7 @@ def test_windows_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
                 eng.generate([PROMPT], Sampling(max_new_tokens=1))
         else:
             eng.generate([PROMPT], Sampling(max_new_tokens=1))
-        assert state() == before
+        assert_given_back(before)
 
 
 @pytest.mark.parametrize("name", ["empty_aligned", "device_put"])
@@ -195,7 +200,7 @@ def test_weights_refused(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         text = caught(CapacityError, lambda: registry.load(TINY, "float32"))
         assert (text is not None) == (failing.failures > 0)
         assert text is None or "weights: no memory for " in text
-        assert state() == before
+        assert_given_back(before)
 
 
 def test_the_nth_thread_is_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,10 @@ def _not_a_slice(array: Array, order: Int32[Array, ""]) -> Array:
     XLA:GPU lets a call read a contiguous slice where it lies in the larger array, and drops the alias. `order` is zero,
     which XLA cannot know; the sum is part of the loop that makes the array.
     """
-    return array + order.astype(array.dtype)
+    out: Array = jax.lax.platform_dependent(
+        array, order, default=lambda x, _: x, cuda=lambda x, zero: x + zero.astype(x.dtype)
+    )
+    return out
 
 
 def step_begin(order: Int32[Array, ""], *, engine: int) -> Int32[Array, ""]:

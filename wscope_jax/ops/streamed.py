@@ -1,7 +1,7 @@
 """The PINNED region: chunks of it pass through the two PING-PONG slots and are attended there."""
 
 import functools
-from typing import Any
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,11 @@ from jaxtyping import Array, Float, Int32
 from wscope_jax.layout import EntryLayout, unpack
 from wscope_jax.ops import host, pallas
 from wscope_jax.ops.reference import masked_attention
-from wscope_jax.partial import Partial
+from wscope_jax.partial import Partial, empty_partial, merge
+
+PARTS_BYTES: Final = 32 << 20  # of partials of blocks that wait to be joined
+
+Carry = tuple[Partial, Array, Array]  # partials of blocks, slots, order
 
 
 def attend_chunk(
@@ -42,7 +46,7 @@ def attend_chunk(
         `parts` with those of the turn.
     """
     sizes: dict[str, Any] = {"layout": layout, "block": block, "scale": scale}
-    parts = jax.lax.platform_dependent(
+    out: Partial = jax.lax.platform_dependent(
         q,
         slots,
         index,
@@ -52,7 +56,7 @@ def attend_chunk(
         default=functools.partial(attend_blocks, **sizes),
         cuda=functools.partial(pallas.attend_blocks, **sizes),
     )
-    return parts
+    return out
 
 
 def attend_blocks(
@@ -130,30 +134,42 @@ def streamed_attention(
         engine: id of the step queue.
     """
     num_turns, num_slots = owner.shape
-    num_heads = q.shape[1]
+    size = num_slots * q.shape[1] * layout.value_dim * 4
+    group = _most_turns(num_turns, size)
+    attend = functools.partial(attend_chunk, layout=layout, block=block, scale=scale)
 
-    def take_turn(
-        carry: tuple[Partial, Array, Array], i: Array
-    ) -> tuple[tuple[Partial, Array, Array], None]:
+    def take_turn(carry: Carry, i: Array, first: Array, owner_TC: Array) -> tuple[Carry, None]:
         parts, slots, order = carry
         slots, lse, order = host.load(slots, parts.lse, order, engine=engine)
-        parts = attend_chunk(
-            q,
-            slots,
-            (turn + i) % 2,
-            owner,
-            i,
-            Partial(parts.o, lse),
-            layout=layout,
-            block=block,
-            scale=scale,
-        )
-        return (parts, slots, order), None
+        index = (turn + first + i) % 2
+        return (attend(q, slots, index, owner_TC, i, Partial(parts.o, lse)), slots, order), None
 
-    # All turns write to one array, joined at the end: to join after each would take ten small kernels a turn.
-    blocks = (num_turns, num_slots, num_heads)
+    def take_group(
+        carry: tuple[Partial, Carry], turns: tuple[Array, Array]
+    ) -> tuple[tuple[Partial, Carry], None]:
+        so_far, inner = carry
+        first, owner_TC = turns
+        step = functools.partial(take_turn, first=first, owner_TC=owner_TC)
+        inner, _ = jax.lax.scan(step, inner, jnp.arange(group, dtype=jnp.int32))
+        parts = inner[0]
+        flat = Partial(parts.o.reshape(-1, *parts.o.shape[2:]), parts.lse.reshape(-1, q.shape[1]))
+        return (merge(so_far, join_blocks(flat, owner_TC.reshape(-1), q.shape[0])), inner), None
+
+    blocks = (group, num_slots, q.shape[1])
     parts = Partial(jnp.zeros((*blocks, layout.value_dim)), jnp.full(blocks, -jnp.inf))
-    turns = jnp.arange(num_turns, dtype=jnp.int32)
-    (parts, slots, order), _ = jax.lax.scan(take_turn, (parts, slots, order), turns)
-    flat = Partial(parts.o.reshape(-1, *parts.o.shape[2:]), parts.lse.reshape(-1, num_heads))
-    return join_blocks(flat, owner.reshape(-1), q.shape[0]), slots, order
+    start = (empty_partial(q.shape[0], q.shape[1], layout.value_dim), (parts, slots, order))
+    turns = (
+        jnp.arange(0, num_turns, group, dtype=jnp.int32),
+        owner.reshape(-1, group, num_slots),
+    )
+    (part, (_, slots, order)), _ = jax.lax.scan(take_group, start, turns)
+    return part, slots, order
+
+
+def _most_turns(num_turns: int, turn_bytes: int) -> int:
+    """The most turns whose partials are kept until they are joined: a divisor of `num_turns`.
+
+    To join after each turn would take ten small kernels a turn; to keep all would take memory as the context does.
+    """
+    most = max(1, PARTS_BYTES // turn_bytes)
+    return max(n for n in range(1, num_turns + 1) if num_turns % n == 0 and n <= most)
