@@ -232,6 +232,9 @@ class Dispatcher:
         with self.lock:
             if self._is_closed:
                 return
+            if self._ended is not None:  # a program may run whose arrays nobody has
+                with contextlib.suppress(jax.errors.JaxRuntimeError):
+                    jax.effects_barrier()
             failure = self.failure
             self._ended = self._ended or failure or "it was closed"
             self._is_closed = True

@@ -123,17 +123,25 @@ def test_a_step_of_too_few_or_too_many_layers(texts: Texts, layers: tuple[int, .
         texts.cache.step(step)
 
 
-def test_a_step_that_does_not_advance(texts: Texts) -> None:
-    q, key, value = texts.q[:, 0], texts.key[:, 0], texts.value[:, 0]
+def test_a_step_that_does_not_advance(placing: Texts) -> None:
+    """Its calls are made all the same: while they are, no other cache gets the number that they name."""
+    q, key, value = placing.q[:, 0], placing.key[:, 0], placing.value[:, 0]
 
+    @jax.jit
     def step(views: Views) -> tuple[Views, None]:
         views = views.begin()
+        views = views.put(0, views[0].with_shared(order=slowly(views.shared.order)))
         for i in range(2):
             views = views.put(i, attend(q, Entries(key, value), views[i], scale=1.0)[1])
         return views, None
 
     with pytest.raises(UsageError, match=r"a step views\.advance"):
-        texts.cache.step(jax.jit(step))
+        placing.cache.step(step)
+    placing.cache.close()
+    other = Texts(1, 320, policy=POLICIES["share_0.5"])
+    jax.effects_barrier()
+    other.cache.begin_prompt(0, 70)
+    other.cache.close()
 
 
 def test_a_program_that_returns_no_views(texts: Texts) -> None:
