@@ -84,7 +84,7 @@ def _attend_all(
         o, view = attend(q + 0.01 * o, new, views[layer], scale=scale)
         o = jnp.pad(o, ((0, 0), (0, 0), (0, q.shape[-1] - o.shape[-1])))
         views = views.put(layer, view)
-    return dataclasses.replace(views, turn=0), o
+    return dataclasses.replace(views, turn=0, attended=0), o
 
 
 class Setup:

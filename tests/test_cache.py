@@ -21,36 +21,50 @@ HEADS, BLOCK, SCALE = 4, 32, 0.25
 class Texts:
     """Random queries and entries of some rows, and a cache that reads them one after the other."""
 
-    def __init__(self, num_rows: int, length: int, **options: Any) -> None:
+    def __init__(self, num_rows: int, length: int, num_layers: int = 1, **options: Any) -> None:
         keys = jax.random.split(jax.random.key(3), 3)
         shape = (num_rows, length, LAYOUT.num_kv_heads, LAYOUT.key_dim)
         self.q = jax.random.normal(keys[0], (num_rows, length, HEADS, LAYOUT.key_dim))
         self.key = jax.random.normal(keys[1], shape)
         self.value = jax.random.normal(keys[2], shape)
         self.cache = InplaceKVCache(
-            [[Stream(LAYOUT)]], batch=num_rows, max_len=length, window=BLOCK, **options
+            [[Stream(LAYOUT)]] * num_layers,
+            batch=num_rows,
+            max_len=length,
+            window=BLOCK,
+            **options,
         )
         self._step = jax.jit(self._trace_step, donate_argnums=0)
-        self._prefill = jax.jit(self._trace_prefill, donate_argnums=0)
+        self._prefill = jax.jit(self._trace_prefill, donate_argnums=0, static_argnames="layers")
 
     @staticmethod
     def _trace_step(views: Views, q: jax.Array, new: Entries) -> tuple[Views, jax.Array]:
         views = views.begin()
-        o, view = attend(q, new, views[0], scale=SCALE)
-        return views.put(0, view).advance(), o
+        for i in range(len(views.layers)):
+            o, view = attend(q, new, views[i], scale=SCALE)
+            views = views.put(i, view)
+        return views.advance(), o
 
     @staticmethod
     def _trace_prefill(
-        views: Views, q: jax.Array, new: Entries, row: jax.Array, length: jax.Array
+        views: Views,
+        q: jax.Array,
+        new: Entries,
+        row: jax.Array,
+        length: jax.Array,
+        layers: tuple[int, ...],
     ) -> tuple[Views, None]:
-        _, view = attend_prompt(q, new, views[0].begin(), row=row, length=length, scale=SCALE)
-        return views.put(0, view), None
+        views = views.begin()
+        for i in layers:
+            _, view = attend_prompt(q, new, views[i], row=row, length=length, scale=SCALE)
+            views = views.put(i, view)
+        return views, None
 
-    def write(self, row: int, length: int) -> None:
+    def write(self, row: int, length: int, layers: tuple[int, ...] = (0,)) -> None:
         padded = -(-length // BLOCK) * BLOCK
         q, entries = self.q[row, :padded], Entries(self.key[row, :padded], self.value[row, :padded])
         args = (q, entries, jnp.int32(row), jnp.int32(length))
-        self.cache.write_prompt(row, [0], lambda views: self._prefill(views, *args))
+        self.cache.write_prompt(row, layers, lambda views: self._prefill(views, *args, layers))
 
     def step(self) -> jax.Array:
         at = jnp.array([self.cache.length(row) for row in range(self.q.shape[0])])

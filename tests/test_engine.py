@@ -12,7 +12,7 @@ import pytest
 
 from tests.engines import ALL_POLICIES, CHECKPOINTS, engine, golden
 from wscope_jax import Engine, Sampling, policies
-from wscope_jax.errors import CapacityError, UsageError
+from wscope_jax.errors import CapacityError, UsageError, WscopeError
 from wscope_jax.programs import ModelPrograms
 
 PROMPT = list(range(1, 70))
@@ -274,3 +274,78 @@ def test_the_next_call_begins_with_what_was_measured() -> None:
             [PROMPT], Sampling(max_new_tokens=3), policy=policies.CpuOnly()
         )  # of that call alone
         assert eng.policy is learned
+
+
+def test_bytes_are_no_ids(eng: Engine) -> None:
+    for prompts in ([b"abc"], [bytearray(b"abc")], [[1], b"abc"]):
+        with pytest.raises(
+            UsageError, match=r"prompts: prompt \d is .*b'abc'.*; expected a text or"
+        ):
+            eng.stream(prompts)  # type: ignore[arg-type]
+    for given in (b"abc", 3):
+        with pytest.raises(UsageError, match="prompts: expected a list of prompts, got"):
+            eng.stream(given)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *[("policy", value) for value in (None, 3, policies.CpuOnly, "fast")],
+        *[("window", value) for value in (100, "32", None)],
+        *[("threads", value) for value in (0, "2", 1.5)],
+    ],
+)
+def test_arguments_of_an_engine(
+    eng: Engine, name: str, value: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("wscope_jax.models.registry.load", None)  # refused before weights are read
+    for make in (
+        lambda **how: Engine(eng.model, **how),
+        lambda **how: Engine.from_pretrained(CHECKPOINTS["qwen3_moe"], **how),
+    ):
+        with pytest.raises(UsageError, match=f"{name}: "):
+            make(**{name: value})
+
+
+@pytest.mark.parametrize("directory", [None, 3, b"x"])
+def test_a_directory_is_a_path(directory: Any) -> None:
+    with pytest.raises(UsageError, match="directory: expected the path of a checkpoint, got"):
+        Engine.from_pretrained(directory)
+
+
+def test_arguments_of_a_call(eng: Engine) -> None:
+    for sampling in (3, {"top_k": 1}, [None]):
+        with pytest.raises(UsageError, match="sampling: expected"):
+            eng.stream([PROMPT], sampling)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=r"policy: expected .*, got 'cpu_only'"):
+        eng.stream([PROMPT], policy="cpu_only")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="max_model_len: "):
+        eng.stream([PROMPT], max_model_len="100")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="prefill: "):
+        eng.score([1, 2, 3], "1")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("taken", [0, 1, 3])
+def test_a_stream_ends_with_its_engine(eng: Engine, taken: int) -> None:
+    """Once its engine is closed a stream raises, frees its cache, and is then at its end."""
+    made = Engine(eng.model, policy="cpu_only", window=32)
+    stream = made.stream([PROMPT, PROMPT], Sampling(max_new_tokens=5, ignore_eos=True))
+    for _ in range(taken):
+        next(stream)
+    made.close()
+    with pytest.raises(UsageError, match="engine: it was closed"):
+        next(stream)
+    with pytest.raises(StopIteration):
+        next(stream)
+    assert stream.result.finish_reason == ["interrupted"] * 2
+    with pytest.raises(WscopeError, match="it was closed"):
+        stream._cache.prepare_step()
+
+
+def test_a_stream_that_is_over_outlives_its_engine(eng: Engine) -> None:
+    made = Engine(eng.model, policy="cpu_only", window=32)
+    stream = made.stream([PROMPT], Sampling(max_new_tokens=1))
+    next(stream)
+    made.close()
+    with pytest.raises(StopIteration):
+        next(stream)

@@ -19,6 +19,7 @@ FLOORS: Final = {
     **dict.fromkeys(
         (
             "errors",
+            "arguments",
             "forks",
             "progress",
             "cgroups",
@@ -44,8 +45,9 @@ FLOORS: Final = {
     "schedules": (2, 1),
     "policies": (2, 2),
     "evictions": (3, 0),
+    "prompts": (3, 1),
     "turns": (3, 0),
-    "cache": (3, 1),
+    "cache": (3, 2),
     "models": (4, 0),
     "memory_plan": (5, 0),
     "configurations": (5, 0),
@@ -62,6 +64,7 @@ MODELS_MAY_NAME: Final = {"layout", "errors", "checkpoint", "experts", "schedule
 # Bookkeeping without tensors: pure Python, so that it can be tested by the thousand.
 WITHOUT_ARRAYS: Final = {
     "errors",
+    "arguments",
     "cgroups",
     "cores",
     "sizes",

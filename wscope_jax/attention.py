@@ -102,7 +102,8 @@ def end(
     with jax.named_scope("merge"):
         o = merge(*parts).o.astype(q.dtype)
     shared = view.shared._replace(slots=slots, order=order)
-    return o, View((rings, *view.rings[1:]), shared, view.layouts, spec, turn)
+    attended = view.attended + q.shape[0]
+    return o, View((rings, *view.rings[1:]), shared, view.layouts, spec, turn, attended)
 
 
 def attend(
@@ -148,7 +149,7 @@ def attend_prompt(
         entries: their entries; tokens from `length` on are padding and are stored nowhere.
         view: the layer's view.
         row: row of the batch that the sequence lives in.
-        length: tokens that count.
+        length: tokens that count, as `begin_prompt` was told: an operand, which nothing compares with that.
         scale: static softmax scale.
         attended: keys and values of all T tokens, of any dims and number of heads, where the queries are not made for
             the entries; they are used here and stored nowhere.

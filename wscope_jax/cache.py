@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
@@ -10,16 +9,25 @@ import jax
 import jax.numpy as jnp
 
 from wscope_jax import devices, forks
+from wscope_jax.arguments import integer
 from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.errors import CapacityError, UsageError, is_out_of_memory
 from wscope_jax.evictions import Evictions
-from wscope_jax.footprint import CHUNK_ENTRIES, LAYERS_IN_FLIGHT, Footprint
-from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, EntryLayout, Region, Stream, byte_order
+from wscope_jax.footprint import CHUNK_ENTRIES, Footprint
+from wscope_jax.layout import (
+    WINDOW_SPARE,
+    EntryLayout,
+    Region,
+    Stream,
+    check_layers,
+    check_window,
+)
 from wscope_jax.placement import HOST_REGIONS, Placement
-from wscope_jax.policies import Policy
+from wscope_jax.policies import Policy, require
 from wscope_jax.pools import HostPools
-from wscope_jax.step_plan import StepPlan, store_plan
+from wscope_jax.prompts import Prompts
+from wscope_jax.step_plan import StepPlan
 from wscope_jax.turns import DecodePlan
 from wscope_jax.views import CacheSpec, Views, empty_views
 from wscope_jax.work import Work
@@ -51,7 +59,7 @@ class InplaceKVCache:
         work: what CPU and link have done in the steps so far.
 
     Raises:
-        UsageError: an impossible size.
+        UsageError: an impossible argument.
         CapacityError: not even one block fits into `host_memory`.
     """
 
@@ -68,10 +76,9 @@ class InplaceKVCache:
         chunk_entries: int = CHUNK_ENTRIES,
         compiled: CompiledPrograms | None = None,
     ) -> None:
-        if window not in WINDOW_SIZES:
-            raise UsageError(f"window: expected one of {WINDOW_SIZES}, got {window}")
-        if batch < 1 or max_len < 1:
-            raise UsageError(f"batch, max_len: expected at least 1, got {batch}, {max_len}")
+        window = check_window(window)
+        batch, max_len = integer("batch", batch, 1), integer("max_len", max_len, 1)
+        policy = require(policy)
         if dtype not in ("float32", "bfloat16"):
             raise UsageError(f"dtype: entries are stored as float32 or bfloat16, got {dtype!r}")
         self.layout = _only_layout(streams)
@@ -108,6 +115,13 @@ class InplaceKVCache:
         with self._closing_on_error():
             self._dispatcher = Dispatcher(self._pools)
         self._evictions = Evictions(self.placement, self._dispatcher, self.compiled, self._route)
+        self._prompts = Prompts(
+            self.placement,
+            self._pools,
+            self._route,
+            num_layers=self.num_layers,
+            max_len=max_len,
+        )
         self._active: set[int] = set()
         self._decode = DecodePlan(
             self.placement,
@@ -188,14 +202,15 @@ class InplaceKVCache:
 
     def holds(self, row: int) -> bool:
         """Whether `row` holds a sequence."""
-        return self.placement.rows[row].is_live
+        return self.placement.rows[self.placement.index(row)].is_live
 
     def length(self, row: int) -> int:
         """Tokens of `row`."""
-        return self.placement.rows[row].length
+        return self.placement.rows[self.placement.index(row)].length
 
     def row_tokens(self, row: int) -> dict[Region, int]:
         """Tokens of `row` by region."""
+        row = self.placement.index(row)
         placed = {r: self.placement.num_blocks(row, r) * self.block for r in HOST_REGIONS}
         return {**placed, Region.WINDOW: self.placement.window_length(row)}
 
@@ -205,7 +220,10 @@ class InplaceKVCache:
         return self.policy.cpu_share(placed)
 
     def is_full(self, row: int) -> bool:
-        """Whether `row` cannot take another token: its window is full and nothing can give it room."""
+        """Whether `row` cannot take another token: it holds `max_len`, or its window is full for good."""
+        row = self.placement.index(row)
+        if self.placement.rows[row].length >= self.max_len:
+            return True
         if self.placement.window_length(row) < self.spec.capacity or row in self._evictions:
             return False
         return not self._places or self._route(row) is None
@@ -220,23 +238,13 @@ class InplaceKVCache:
         """Starts a sequence of `length` tokens in `row` and decides where its blocks go.
 
         Raises:
+            UsageError: no such row, the row holds a sequence, or a length beyond `max_len`.
             CapacityError: the host regions have no room for it; the row stays empty.
         """
         with self._dispatcher.lock:
             self._dispatcher.check_open()
-            if not 1 <= length <= self.max_len:
-                raise UsageError(
-                    f"length: expected 1 to max_len={self.max_len} tokens, got {length}"
-                )
-            self.placement.begin(row)
-            self.placement.append(row, length)
             self._decode.outdate()  # the row's slots may have been another's
-            while self._places and self.placement.window_length(row) >= self.block:
-                region = self._route(row)
-                if region is None:
-                    self.placement.release(row)
-                    raise CapacityError(self._full_text(f"a prompt of {length} tokens"))
-                self.placement.place(row, region)
+            self._prompts.begin(row, length, self.spec)
 
     def write_prompt(
         self, row: int, layers: Sequence[int], fn: Callable[[Views], tuple[Views, T]]
@@ -249,23 +257,34 @@ class InplaceKVCache:
             row: row that `begin_prompt` was called for.
             layers: layers that the program covers.
             fn: runs the program: takes the views (donated) and returns them and anything else.
+
+        Raises:
+            UsageError: the row has no prompt under way, or a layer is out of range or comes twice.
+            WscopeError: a program before it did not make the calls of its plan.
         """
         with self._dispatcher.lock:
-            if not self._places:
-                return self._dispatch(None, fn)
-            slots = self.placement.rows[row].slots
-            calls = [
-                [(i, slot) for i, slot in enumerate(slots) if byte_order(slot.region) is order]
-                for order in self.spec.store_orders
-            ]
-            ahead = (LAYERS_IN_FLIGHT - 1) * len(calls)
-            self._dispatcher.wait(self._dispatcher.tickets - ahead)
-            return self._dispatch(store_plan(layers, calls), fn)
+            self._dispatcher.check_open()
+            layers = self._prompts.check(row, layers)
+            plan = None
+            if self._places:
+                plan, ahead = self._prompts.plan(row, layers, self.spec)
+                self._dispatcher.wait(self._dispatcher.tickets - ahead)
+            out = self._dispatch(plan, fn)
+            self._prompts.written(row, layers)
+            return out
 
     def end_prompt(self, row: int) -> None:
-        """Waits until the prompt's blocks are in their homes; from now on `row` decodes."""
+        """Waits until the prompt's blocks are in their homes; from now on `row` decodes.
+
+        Raises:
+            UsageError: the row has no prompt under way, or a layer is not written.
+            WscopeError: a program did not make the calls of its plan.
+        """
         with self._dispatcher.lock:
+            self._dispatcher.check_open()
+            self._prompts.check_whole(row)
             self._dispatcher.wait(self._dispatcher.tickets)
+            self._prompts.forget(row)
             self._active.add(row)
             self._decode.outdate()
 
@@ -275,7 +294,7 @@ class InplaceKVCache:
         """Brings placement and operands up to date and returns the views that the next `step` passes.
 
         Raises:
-            CapacityError: an active row's window is full and nothing can give it room (see `is_full`).
+            CapacityError: an active row cannot take another token (see `is_full`).
         """
         with self._dispatcher.lock:
             self._dispatcher.check_open()
@@ -293,9 +312,17 @@ class InplaceKVCache:
 
         Args:
             fn: runs the jitted step: takes the views (donated) and returns them, advanced, and anything else.
+
+        Raises:
+            UsageError: no row decodes, or the program did not advance the views.
+            CapacityError: see `prepare_step`.
+            WscopeError: this program or the one before did not make the calls of its plan. It is told as soon as it
+                is known without a wait: by the next call at the latest.
         """
         with self._dispatcher.lock:
             self.prepare_step()
+            if not self._active:
+                raise UsageError("step: no row decodes; write a prompt and call end_prompt first")
             out = self._dispatch(self._decode.plan if self.spec.has_calls else None, fn)
             for row in self._active:
                 self.placement.append(row)
@@ -306,9 +333,21 @@ class InplaceKVCache:
             return out
 
     def release(self, row: int) -> None:
-        """Ends the sequence of `row` and frees its slots, once the last step that read them has ended."""
+        """Ends the sequence of `row` and frees its slots, once the last step that read them has ended.
+
+        Raises:
+            UsageError: the row holds no sequence.
+            WscopeError: a step has failed.
+        """
         with self._dispatcher.lock:
-            jax.block_until_ready(self._views.shared)
+            self._dispatcher.check_open()
+            row = self.placement.index(row)
+            try:
+                jax.block_until_ready(self._views.shared)
+            except jax.errors.JaxRuntimeError:
+                self._dispatcher.check_open()
+                raise
+            self._prompts.forget(row)
             self._evictions.forget(row)
             self.placement.release(row)
             self._active.discard(row)
@@ -322,7 +361,15 @@ class InplaceKVCache:
     # --- inside -------------------------------------------------------------------------------
 
     def _dispatch(self, plan: StepPlan | None, fn: Callable[[Views], tuple[Views, T]]) -> T:
-        self._views, out = self._dispatcher.dispatch(plan, functools.partial(fn, self._views))
+        def run() -> tuple[jax.Array, tuple[Views, T]]:
+            views, out = fn(self._views)
+            if not isinstance(views, Views) or views.attended:
+                raise UsageError(
+                    "views: the program must return (views, out), and a step views.advance()"
+                )
+            return views.shared.order, (views, out)
+
+        self._views, out = self._dispatcher.dispatch(plan, run)
         return out
 
     def _route(self, row: int) -> Region | None:
@@ -345,22 +392,17 @@ class InplaceKVCache:
         return views is not None
 
     def _make_room(self, row: int) -> None:
+        if self.placement.rows[row].length >= self.max_len:
+            raise CapacityError(
+                f"max_len: row {row} holds {self.max_len} tokens, all that it may; release it, or make a larger cache"
+            )
         if self.placement.window_length(row) < self.spec.capacity:
             return
         if row not in self._evictions and not (self._places and self._start_move(row)):
-            raise CapacityError(self._full_text(f"another token of row {row}"))
+            raise self._pools.full(f"another token of row {row}")
         self._evictions.wait(row)
         self._evictions.settle()
         self._decode.outdate()
-
-    def _full_text(self, what: str) -> str:
-        refusals = [text for r in HOST_REGIONS if (text := self._pools.refusal(r))]
-        why = (
-            refusals[0]
-            if refusals
-            else f"all {self.placement.max_slots} blocks of the host regions are taken"
-        )
-        return f"host memory: no room for {what}: {why}; raise the budget, or use fewer or shorter sequences"
 
     def close(self) -> None:
         """Ends all work under way and frees the host memory; may be called twice.
@@ -384,7 +426,8 @@ class InplaceKVCache:
 
 
 def _only_layout(streams: Sequence[Sequence[Stream]]) -> EntryLayout:
+    check_layers(streams)
     layouts = {stream.layout for layer in streams for stream in layer}
-    if not streams or any(len(layer) != 1 for layer in streams) or len(layouts) != 1:
+    if any(len(layer) != 1 for layer in streams) or len(layouts) != 1:
         raise NotImplementedError("streams: every layer must store one stream, all of one layout")
     return layouts.pop()

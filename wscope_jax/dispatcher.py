@@ -4,11 +4,15 @@ Calls take the items of the oldest plan that is not used up, so plans and progra
 the int32 that each program takes and returns, puts the programs of one queue one after the other on the device.
 """
 
+import atexit
+import contextlib
 import logging
 import threading
+import weakref
 from collections.abc import Callable
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
+import jax
 import numpy as np
 
 from wscope_jax import _ffi, cores, devices, forks
@@ -72,6 +76,7 @@ class Dispatcher:
     Attributes:
         lock: held from push to dispatch; callers hold it while they decide what to dispatch.
         tickets: stores pushed so far; a store's ticket is this number after its push.
+        is_told: a caller got the error that says why nothing can be dispatched any more.
     """
 
     def __init__(self, pools: HostPools) -> None:
@@ -79,6 +84,10 @@ class Dispatcher:
         self.tickets = 0
         self._pools = pools
         self._ended: str | None = None
+        self._is_closed = False
+        self.is_told = False
+        self._order: Any = None  # what the program dispatched last returns
+        self._plan: StepPlan | None = None  # of that program
         self._handshake = ""
         forks.mark_started()
         self._queue = _start_queue()
@@ -92,6 +101,12 @@ class Dispatcher:
                 xla,
                 xla,
             )
+        _started.add(self)
+
+    @property
+    def failure(self) -> str | None:
+        """Text of the first call of a program that failed; None once closed."""
+        return None if self._is_closed else self._queue.poison
 
     @property
     def engine(self) -> int:
@@ -108,21 +123,50 @@ class Dispatcher:
         """Most layers of which blocks were under way at the same time."""
         return self._queue.staged_high_water
 
-    def dispatch(self, plan: StepPlan | None, run: Callable[[], T]) -> T:
+    def dispatch(self, plan: StepPlan | None, run: Callable[[], tuple[jax.Array, T]]) -> T:
         """Pushes `plan` and calls `run`, which dispatches the program; None pushes nothing.
 
         If `run` raises, its program may not have used up the plan: nothing can be dispatched any more.
+
+        Args:
+            plan: what the program's calls are to do.
+            run: returns the order that the program returns, and anything else.
+
+        Raises:
+            WscopeError: nothing can be dispatched any more, or a program that has run did not make its calls.
         """
         with self.lock:
             self.check_open()
             if plan is None:
-                return run()
+                return run()[1]
+            self._check_used_up()
             try:
                 self._push(plan)
-                return run()
+                self._order, out = run()
             except BaseException as error:
-                self._ended = f"a program failed to start: {error}"
+                self._ended = self.failure or f"a program failed to start: {error}"
+                if self.failure is not None and isinstance(error, jax.errors.JaxRuntimeError):
+                    raise self._refusal() from error
                 raise
+            self._plan = plan
+            self._check_used_up()
+            return out
+
+    def _check_used_up(self) -> None:
+        """Raises if the last program has run and left calls of its plan unmade; does not wait for it.
+
+        On every platform a program's calls are over when its arrays are ready.
+        """
+        order, plan = self._order, self._plan
+        if self._queue.idle or order is None or order.is_deleted() or not order.is_ready():
+            return
+        if self._queue.idle or plan is None:  # it may have ended between the two questions
+            return
+        self._ended = (
+            f"a program did not make the calls of its plan ({len(plan.jobs)} host jobs, {len(plan.loads)} loads, "
+            f"{plan.num_stores} stores), or did not return the views behind them"
+        )
+        raise self._refusal()
 
     def _push(self, plan: StepPlan) -> None:
         moves = plan.moves.copy()
@@ -143,18 +187,18 @@ class Dispatcher:
         """Returns when the store with `ticket`, and all before it, have their bytes in place.
 
         Raises:
-            WscopeError: a call failed, or the deadline passed.
+            WscopeError: a call failed or was not made, or the deadline passed.
         """
         stuck_s, completed = 0.0, self.completed
         while ticket > 0 and not self._queue.wait_completed(ticket, SLICE_S):
+            self._check_used_up()
             # Before its store is reached a program may compute for minutes; only bytes under way can be stuck.
             is_moving = self._queue.staged_layers > 0 and self.completed == completed
             stuck_s, completed = (stuck_s + SLICE_S if is_moving else 0.0), self.completed
-            if self._queue.poison is None and self._ended is None and stuck_s < DEADLINE_S:
+            if self.failure is None and self._ended is None and stuck_s < DEADLINE_S:
                 continue
-            self._ended = (
-                self._ended or self._queue.poison or f"no store ended within {DEADLINE_S:.0f} s"
-            )
+            self._ended = self._ended or self.failure or f"no store ended within {DEADLINE_S:.0f} s"
+            self.is_told = True
             raise WscopeError(f"store: moving blocks to host memory failed: {self._ended}")
 
     def timings(self, jobs: int) -> list[StepTiming]:
@@ -170,9 +214,12 @@ class Dispatcher:
     def check_open(self) -> None:
         """Raises WscopeError if nothing can be dispatched any more, and says why."""
         forks.check("cache")
-        reason = self._ended or self._queue.poison
-        if reason is not None:
-            raise WscopeError(f"cache: not usable any more: {reason}")
+        if self._ended is not None or self.failure is not None:
+            raise self._refusal()
+
+    def _refusal(self) -> WscopeError:
+        self.is_told = True
+        return WscopeError(f"cache: not usable any more: {self._ended or self.failure}")
 
     def set_fault(self, *, store_delay_ms: int = 0, job_delay_ms: int = 0) -> None:
         """Slows stores and host jobs down: for tests of timing."""
@@ -183,5 +230,39 @@ class Dispatcher:
         if forks.is_child():
             return
         with self.lock:
-            self._ended = self._ended or "it was closed"
+            if self._is_closed:
+                return
+            if self._ended is not None:  # a program may run whose arrays nobody has
+                with contextlib.suppress(jax.errors.JaxRuntimeError):
+                    jax.effects_barrier()
+            failure = self.failure
+            self._ended = self._ended or failure or "it was closed"
+            self._is_closed = True
             self._queue.close()
+            self._order = None
+        if failure is not None:
+            _forget_failure()
+
+
+def _forget_failure() -> None:
+    """Lets JAX forget a program of this thread that failed; at exit it would print two tracebacks of it.
+
+    JAX keeps what the last program with side effects gave, of each device; so another one takes its place.
+    """
+    with contextlib.suppress(jax.errors.JaxRuntimeError):
+        jax.effects_barrier()
+        return
+    jax.jit(lambda: jax.debug.callback(lambda: None))()
+
+
+_started: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
+
+
+@atexit.register  # runs before JAX's own, which was registered when JAX was imported
+def _forget_failures() -> None:
+    failed = [] if forks.is_child() else [d for d in _started if d.failure is not None]
+    for dispatcher in failed:
+        if not dispatcher.is_told:
+            log.warning("cache: a program failed: %s", dispatcher.failure)
+    if failed:
+        _forget_failure()

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import logging
+import os
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +15,14 @@ import numpy as np
 import numpy.typing as npt
 
 from wscope_jax import calibration, devices, forced, forks, machine, policies
+from wscope_jax.arguments import integer
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import start_workers
 from wscope_jax.errors import UsageError
 from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.generation import Generation
+from wscope_jax.layout import check_window
 from wscope_jax.memory_plan import Plan, plan
 from wscope_jax.models import registry
 from wscope_jax.policies import Policy, Resident, WriteScope
@@ -75,10 +78,7 @@ class Engine:
         self.progress = progress
         self._is_closed = False
         self._learning = threading.Lock()
-        for name, budget in (("gpu_memory", gpu_memory), ("host_memory", host_memory)):
-            is_number = isinstance(budget, int) and not isinstance(budget, bool)
-            if budget is not None and not (is_number and budget > 0):
-                raise UsageError(f"{name}: expected a positive number of bytes, got {budget!r}")
+        chosen = _check(policy, window, gpu_memory, host_memory, threads)
         self.model = model
         self.window = window
         self.gpu_memory = gpu_memory
@@ -89,10 +89,8 @@ class Engine:
         self.chunk_entries = CHUNK_ENTRIES
         self._compiled = CompiledPrograms()
         self._programs = ModelPrograms(model)
-        if threads is not None and threads < 1:
-            raise UsageError(f"threads: expected at least 1, got {threads}")
         start_workers(devices.num_workers(threads))
-        self.policy = policies.choose(policy) if isinstance(policy, str) else policy
+        self.policy = chosen
         if (
             isinstance(self.policy, WriteScope)
             and self.policy.share is None
@@ -143,6 +141,9 @@ class Engine:
             MachineError: see the class.
         """
         forks.mark_started()
+        if not isinstance(directory, str | os.PathLike):
+            raise UsageError(f"directory: expected the path of a checkpoint, got {directory!r:.60}")
+        _check(policy, window, gpu_memory, host_memory, threads)  # before the weights are read
         if gpu_memory is not None and devices.current().platform == "cpu":
             log.warning(
                 "gpu_memory: there is no GPU here; the budget of %d bytes is not used", gpu_memory
@@ -188,12 +189,7 @@ class Engine:
         """
         self._check_open()
         ids = prompt_ids(prompts, self.model.vocab_size, self.tokenizer)
-        settings = Sampling() if sampling is None else sampling
-        samplings = [settings] * len(ids) if isinstance(settings, Sampling) else list(settings)
-        if len(samplings) != len(ids):
-            raise UsageError(
-                f"sampling: expected one setting for each of {len(ids)} prompts, got {len(samplings)}"
-            )
+        samplings = _settings(sampling, len(ids))
         for setting in samplings:
             if setting.stop and self.tokenizer is None:
                 raise UsageError(
@@ -205,8 +201,9 @@ class Engine:
                     f"got {setting.top_k}"
                 )
         longest = max(map(len, ids))
-        max_len = max_model_len
-        if max_len is None:
+        if max_model_len is not None:
+            max_len = integer("max_model_len", max_model_len, 1)
+        else:
             max_len = max(
                 len(row) + setting.max_new_tokens
                 for row, setting in zip(ids, samplings, strict=True)
@@ -228,6 +225,7 @@ class Engine:
             tokenizer=self.tokenizer,
             progress=self.progress,
             learned=functools.partial(self._learn, used),
+            check_open=self._check_open,
         )
 
     def generate(
@@ -271,11 +269,10 @@ class Engine:
         self._check_open()
         ids_BT = id_array(ids, self.model.vocab_size)
         batch, num_tokens = ids_BT.shape
-        if not 1 <= prefill <= num_tokens:
-            raise UsageError(
-                f"prefill: expected 1 to {num_tokens}, the number of tokens, got {prefill}"
-            )
-        max_len = num_tokens if max_model_len is None else max_model_len
+        prefill = integer("prefill", prefill, 1, num_tokens)
+        max_len = integer(
+            "max_model_len", num_tokens if max_model_len is None else max_model_len, 1
+        )
         if num_tokens > max_len:
             raise UsageError(f"tokens: {num_tokens} tokens exceed max_model_len={max_len}")
         self._warn_of_positions(num_tokens)
@@ -368,7 +365,10 @@ class Engine:
             raise UsageError("engine: it was closed; make a new one")
 
     def close(self) -> None:
-        """Stops what the engine started; compiled programs are dropped with it. A second call does nothing."""
+        """Stops what the engine started; compiled programs are dropped with it. A second call does nothing.
+
+        A stream under way ends: its next event is a UsageError, and its cache is freed with that.
+        """
         self._close(wait=True)
 
     def _close(self, *, wait: bool) -> None:
@@ -384,3 +384,30 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # An interruption does not wait for what is being compiled ahead.
         self._close(wait=kind is None or issubclass(kind, Exception))
+
+
+def _check(policy: Any, window: Any, gpu_memory: Any, host_memory: Any, threads: Any) -> Policy:
+    """The policy that was named or given, if it and the numbers are possible."""
+    for name, budget in (("gpu_memory", gpu_memory), ("host_memory", host_memory)):
+        is_number = isinstance(budget, int) and not isinstance(budget, bool)
+        if budget is not None and not (is_number and budget > 0):
+            raise UsageError(f"{name}: expected a positive number of bytes, got {budget!r}")
+    check_window(window)
+    if threads is not None:
+        integer("threads", threads, 1)
+    return policies.choose(policy) if isinstance(policy, str) else policies.require(policy)
+
+
+def _settings(sampling: Any, num_prompts: int) -> list[Sampling]:
+    """The settings of each prompt."""
+    if sampling is None or isinstance(sampling, Sampling):
+        return [sampling or Sampling()] * num_prompts
+    if not isinstance(sampling, Sequence) or not all(isinstance(s, Sampling) for s in sampling):
+        raise UsageError(
+            f"sampling: expected Sampling(...), or a list of them, got {sampling!r:.60}"
+        )
+    if len(sampling) != num_prompts:
+        raise UsageError(
+            f"sampling: expected one setting for each of {num_prompts} prompts, got {len(sampling)}"
+        )
+    return list(sampling)

@@ -2,6 +2,8 @@
 
 Each names what is wrong, where, why and what to do, on one line (a list may follow, indented), and carries the exit
 code of the command line. Each also inherits the builtin that a caller would catch.
+
+What callers of the public surface give is answered by these. A bare ValueError is a broken rule among our own modules.
 """
 
 from typing import ClassVar, Final

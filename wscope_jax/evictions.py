@@ -70,10 +70,12 @@ class Evictions:
         # Compiled before anything is written down: a compilation may fail or be interrupted.
         program = self._program(views, index, start, byte_order(region))
         slot = self._placement.start_move(row, region)
-        order = self._dispatcher.dispatch(
-            store_plan(range(len(views.layers)), [[(0, slot)]]),
-            lambda: program(views.layers, views.shared.order, index, start),
-        )
+
+        def run() -> tuple[jax.Array, jax.Array]:
+            order = program(views.layers, views.shared.order, index, start)
+            return order, order
+
+        order = self._dispatcher.dispatch(store_plan(range(len(views.layers)), [[(0, slot)]]), run)
         self._tickets[row] = self._dispatcher.tickets
         return dataclasses.replace(views, shared=views.shared._replace(order=order))
 

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from wscope_jax.errors import CapacityError
-from wscope_jax.layout import WINDOW_SIZES, WINDOW_SPARE, Stream
+from wscope_jax.arguments import integer
+from wscope_jax.errors import CapacityError, UsageError
+from wscope_jax.layout import WINDOW_SPARE, Stream, check_window
 
 CHUNK_ENTRIES: Final = (
     16_384  # entries of one layer in a streamed chunk: the paper's PING-PONG at batch 32
@@ -40,7 +41,7 @@ class PlannedStream(Stream):
 
     def __post_init__(self) -> None:
         if not re.fullmatch(r"placed|resident|sliding\([1-9][0-9]*\)", self.kind):
-            raise ValueError(
+            raise UsageError(
                 f"kind: expected 'placed', 'resident' or 'sliding(n)', got {self.kind!r}"
             )
 
@@ -60,7 +61,7 @@ class Footprint:
         chunk_entries: entries of one layer in a streamed chunk.
 
     Raises:
-        ValueError: an impossible size.
+        UsageError: an impossible size.
     """
 
     streams: Layers
@@ -73,12 +74,9 @@ class Footprint:
     chunk_entries: int = CHUNK_ENTRIES
 
     def __post_init__(self) -> None:
-        if self.window not in WINDOW_SIZES:
-            raise ValueError(f"window: expected one of {WINDOW_SIZES}, got {self.window}")
-        if self.batch < 1 or self.max_len < 1:
-            raise ValueError(
-                f"batch, max_len: expected at least 1, got {self.batch}, {self.max_len}"
-            )
+        check_window(self.window)
+        for name in ("batch", "max_len"):
+            integer(name, getattr(self, name), 1)
 
     def is_placed(self, stream: Stream) -> bool:
         """Whether full blocks of the stream go to host memory."""

@@ -1,6 +1,7 @@
 """One call of `generate`: the loop that feeds tokens."""
 
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -29,7 +30,8 @@ class Generation:
     """Iterates over the events of one call; `result` holds what there is so far, complete after the last event.
 
     Closing it frees the cache; so does leaving a `for` loop over it, by `break` or by an exception. `next` goes on from
-    where the last one was, until it is closed. It may be used from several threads, one at a time; others wait.
+    where the last one was, until it is closed; once the engine is closed, it frees the cache and raises UsageError. It
+    may be used from several threads, one at a time; others wait.
     """
 
     def __init__(
@@ -44,6 +46,7 @@ class Generation:
         tokenizer: Tokenizer | None,
         progress: Progress = SILENT,
         learned: Callable[[Policy], None] | None = None,
+        check_open: Callable[[], None] = lambda: None,
     ) -> None:
         self._learned = learned
         self._programs = programs
@@ -68,6 +71,7 @@ class Generation:
         self._seconds = {"prefill_s": 0.0, "decode_s": 0.0, "first_token_s": 0.0}
         self._ping_pong = 2 * cache.slots_per_chunk * cache.block
         self._progress = progress
+        self._check_open = check_open
         self._lock = threading.RLock()
         self._events = self._run()
 
@@ -97,8 +101,11 @@ class Generation:
 
     def _run(self) -> Generator[Event]:
         try:
-            yield from self._prefill()
-            yield from self._decode()
+            self._check_open()
+            for event in itertools.chain(self._prefill(), self._decode()):
+                yield event
+                if any(row.finish_reason is None for row in self._rows):
+                    self._check_open()
         finally:
             self._close()
 

@@ -6,12 +6,16 @@ Everything that differs between grouped-query attention, latent attention and co
 
 import dataclasses
 import enum
-from typing import Final, NamedTuple
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
+
+from wscope_jax.arguments import integer
+from wscope_jax.errors import UsageError
 
 WINDOW_SIZES: Final = (32, 64, 128, 256, 512)  # entries in a block; 256 is what is tuned
 WINDOW_SPARE: Final = (
@@ -68,6 +72,9 @@ class EntryLayout:
         value_dim: V, numbers in a value.
         value_in_key: the value is the first `value_dim` numbers of the key and is not stored again.
         tokens_per_entry: tokens that one entry stands for (more than one in compressed attention).
+
+    Raises:
+        UsageError: an impossible number.
     """
 
     num_kv_heads: int
@@ -78,10 +85,9 @@ class EntryLayout:
 
     def __post_init__(self) -> None:
         for name in ("num_kv_heads", "key_dim", "value_dim", "tokens_per_entry"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
+            object.__setattr__(self, name, integer(name, getattr(self, name), 1))
         if self.value_in_key and self.value_dim > self.key_dim:
-            raise ValueError(
+            raise UsageError(
                 f"value_dim: a value inside the key has at most key_dim={self.key_dim} numbers, "
                 f"got {self.value_dim}"
             )
@@ -103,16 +109,50 @@ class Stream:
     Attributes:
         layout: shape of an entry.
         kind: "placed" (blocks in host memory and a window ring on the device).
+
+    Raises:
+        UsageError: `layout` is none.
+        NotImplementedError: another kind.
     """
 
     layout: EntryLayout
     kind: str = "placed"
 
     def __post_init__(self) -> None:
+        if not isinstance(self.layout, EntryLayout):
+            raise UsageError(f"layout: expected an EntryLayout, got {self.layout!r:.60}")
         if self.kind != "placed":
             raise NotImplementedError(
                 f"kind: only 'placed' streams are supported, got {self.kind!r}"
             )
+
+
+def check_window(window: Any) -> int:
+    """D, if a window may have it.
+
+    Raises:
+        UsageError: it may not.
+    """
+    if not isinstance(window, int | np.integer) or window not in WINDOW_SIZES:
+        raise UsageError(f"window: expected one of {WINDOW_SIZES}, got {window!r:.60}")
+    return int(window)
+
+
+def check_layers(streams: Any) -> None:
+    """Checks that `streams` has one sequence of streams a layer, and a layer at all.
+
+    Raises:
+        UsageError: it has not.
+    """
+    expected = (
+        "streams: expected one list of streams a layer, such as [[Stream(layout)]] * num_layers"
+    )
+    if not isinstance(streams, Sequence) or not streams:
+        raise UsageError(f"{expected}, got {streams!r:.60}")
+    for i, layer in enumerate(streams):
+        is_layer = isinstance(layer, Sequence) and layer
+        if not is_layer or not all(isinstance(stream, Stream) for stream in layer):
+            raise UsageError(f"{expected}, got {layer!r:.60} for layer {i}")
 
 
 def byte_order(region: Region) -> ByteOrder:

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from wscope_jax import machine
-from wscope_jax.errors import CapacityError, UsageError
+from wscope_jax.arguments import integer
+from wscope_jax.errors import CapacityError
 from wscope_jax.footprint import CHUNK_ENTRIES, Footprint
-from wscope_jax.layout import WINDOW_SIZES, Region, Stream
-from wscope_jax.policies import Policy
+from wscope_jax.layout import Region, Stream, check_layers, check_window
+from wscope_jax.policies import Policy, require
 from wscope_jax.sizes import amount
 
 MOST: Final = (1 << 31) - 1  # tokens of a row, and rows: positions are int32
@@ -274,13 +275,13 @@ def plan(
         chunk_entries: entries of one layer in a streamed chunk.
 
     Raises:
-        UsageError: an impossible size.
+        UsageError: an impossible argument.
     """
-    if window not in WINDOW_SIZES:
-        raise UsageError(f"window: expected one of {WINDOW_SIZES}, got {window}")
+    check_layers(streams)
+    policy = require(policy)
+    check_window(window)
     for name, count in (("batch", batch), ("max_model_len", max_len)):
-        if not 1 <= count <= MOST:
-            raise UsageError(f"{name}: expected 1 to {MOST}, got {count}")
+        integer(name, count, 1, MOST)
     return Plan(
         footprint=Footprint(
             streams=tuple(map(tuple, streams)),

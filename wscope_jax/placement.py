@@ -7,6 +7,8 @@ raises. Everything here is plain integers, so it is tested by properties (tests/
 import dataclasses
 import heapq
 
+from wscope_jax.arguments import integer
+from wscope_jax.errors import UsageError
 from wscope_jax.layout import Region
 
 HOST_REGIONS = (Region.UNPINNED, Region.PINNED)
@@ -150,10 +152,18 @@ class Placement:
             return False
         return sum(s.num_used for s in self.slot_lists.values()) < self.max_slots
 
+    def index(self, row: int) -> int:
+        """The number of a row that callers give, which must not count from the end.
+
+        Raises:
+            UsageError: there is no such row.
+        """
+        return integer("row", row, 0, len(self.rows) - 1)
+
     def begin(self, row: int) -> None:
         """Starts an empty sequence in `row`."""
-        if self.rows[row].is_live:
-            raise ValueError(f"row: row {row} still holds a sequence; release it first")
+        if self.rows[self.index(row)].is_live:
+            raise UsageError(f"row: row {row} still holds a sequence; release it first")
         self.rows[row] = RowRecord(is_live=True)
 
     def append(self, row: int, count: int = 1) -> None:
@@ -212,7 +222,7 @@ class Placement:
         """The one region that answers for an entry."""
         record = self._live(row)
         if not 0 <= entry < record.length:
-            raise ValueError(f"entry: row {row} holds {record.length} entries, got {entry}")
+            raise UsageError(f"entry: row {row} holds {record.length} entries, got {entry}")
         index = entry // self.block
         return record.slots[index].region if index < len(record.slots) else Region.WINDOW
 
@@ -241,7 +251,7 @@ class Placement:
         return [slot.index for slot in slots]
 
     def _live(self, row: int) -> RowRecord:
-        record = self.rows[row]
+        record = self.rows[self.index(row)]
         if not record.is_live:
-            raise ValueError(f"row: row {row} holds no sequence")
+            raise UsageError(f"row: row {row} holds no sequence")
         return record

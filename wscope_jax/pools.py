@@ -84,9 +84,17 @@ class HostPools:
         slots = placement.slot_lists[region]
         return slots.num_free > 0 or self._commit(region, slots.num_used + 1)
 
-    def refusal(self, region: Region) -> str | None:
-        """Why the machine gave no memory for `region`, if it did not."""
-        return self._refused.get(region)
+    def full(self, what: str) -> CapacityError:
+        """The error that says why there is no room for `what`."""
+        refusals = [self._refused[region] for region in HOST_REGIONS if region in self._refused]
+        why = (
+            refusals[0]
+            if refusals
+            else f"all {self.max_slots} blocks of the host regions are taken"
+        )
+        return CapacityError(
+            f"host memory: no room for {what}: {why}; raise the budget, or use fewer or shorter sequences"
+        )
 
     def _commit(self, region: Region, num_slots: int) -> bool:
         """Whether the region has, or now gets, pages for so many slots."""

@@ -6,8 +6,6 @@ nothing else: not on its neighbours, not on the size of the batch.
 
 import dataclasses
 import functools
-import math
-import operator
 from collections.abc import Sequence
 from typing import ClassVar, Final, NamedTuple
 
@@ -17,6 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
+from wscope_jax.arguments import integer, number
 from wscope_jax.errors import UsageError
 
 MOST_INT32: Final = 2**31 - 1
@@ -70,24 +69,13 @@ class Sampling:
         self._check_stop()
 
     def _check_integer(self, name: str, least: int, most: int) -> None:
-        given = getattr(self, name)
-        try:
-            value = None if isinstance(given, bool) else operator.index(given)
-        except TypeError:
-            value = None
-        if value is None or not least <= value <= most:
-            raise UsageError(f"{name}: expected an integer from {least} to {most}, got {given!r}")
-        object.__setattr__(self, name, value)  # a numpy integer becomes Python's
+        # A numpy number becomes Python's.
+        object.__setattr__(self, name, integer(name, getattr(self, name), least, most))
 
     def _check_number(
         self, name: str, least: float, most: float, above_least: bool = False
     ) -> None:
-        given = getattr(self, name)
-        is_number = isinstance(given, (int, float, np.integer, np.floating))
-        value = float(given) if is_number and not isinstance(given, bool) else math.nan
-        if not least <= value <= most or (above_least and value == least):
-            sides = f"above {least:g}, up to {most:g}" if above_least else f"{least:g} to {most:g}"
-            raise UsageError(f"{name}: expected a number {sides}, got {given!r}")
+        value = number(name, getattr(self, name), least, most, above_least=above_least)
         object.__setattr__(self, name, value)
 
     def _check_stop(self) -> None:

@@ -28,6 +28,9 @@ def prompt_ids(
     """
     if isinstance(prompts, str):
         raise UsageError("prompts: expected a list of prompts, got one text; give [text]")
+    given: Any = prompts
+    if isinstance(given, bytes | bytearray) or not isinstance(given, Iterable | None):
+        raise UsageError(f"prompts: expected a list of prompts, got {prompts!r:.60}")
     if not prompts:
         raise UsageError("prompts: expected at least one prompt, got none")
     return [_ids(number, prompt, vocab_size, tokenizer) for number, prompt in enumerate(prompts)]
@@ -77,7 +80,7 @@ def _ids(number: int, prompt: Prompt, vocab_size: int, tokenizer: Tokenizer | No
         if tokenizer is None:
             raise UsageError("prompt: this checkpoint has no tokenizer.json; give token ids")
         ids = tokenizer.encode(prompt)
-    elif isinstance(prompt, Iterable):
+    elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | bytearray):
         ids = [_integer(value, at, number) for at, value in enumerate(prompt)]
     else:
         raise UsageError(

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from wscope_jax.errors import UsageError
 from wscope_jax.layout import ByteOrder, EntryLayout, Region, byte_order
 from wscope_jax.ops import host
 
@@ -92,6 +93,7 @@ class View:
         layouts: layout of each stream (static).
         spec: see `CacheSpec` (static).
         turn: link calls made so far in this program; its parity names the PING-PONG slot (static).
+        attended: rows that `attend` was called for so far in this program, over all layers (static).
     """
 
     rings: tuple[Rings, ...]
@@ -99,6 +101,7 @@ class View:
     layouts: tuple[EntryLayout, ...] = dataclasses.field(metadata={"static": True})
     spec: CacheSpec = dataclasses.field(metadata={"static": True})
     turn: int = dataclasses.field(metadata={"static": True})
+    attended: int = dataclasses.field(metadata={"static": True})
 
     def with_shared(self, **arrays: jax.Array) -> "View":
         """The view with some shared arrays replaced."""
@@ -133,7 +136,7 @@ class View:
             for whole, rows in zip(self.rings, part.rings, strict=True)
         )
         view = self.with_shared(slots=part.shared.slots, order=part.shared.order)
-        return dataclasses.replace(view, rings=rings, turn=part.turn)
+        return dataclasses.replace(view, rings=rings, turn=part.turn, attended=part.attended)
 
 
 @jax.tree_util.register_dataclass
@@ -147,6 +150,7 @@ class Views:
         layouts: per layer and stream the layout (static).
         spec: see `CacheSpec` (static).
         turn: see `View` (static).
+        attended: see `View` (static).
     """
 
     layers: tuple[tuple[Rings, ...], ...]
@@ -154,14 +158,24 @@ class Views:
     layouts: tuple[tuple[EntryLayout, ...], ...] = dataclasses.field(metadata={"static": True})
     spec: CacheSpec = dataclasses.field(metadata={"static": True})
     turn: int = dataclasses.field(default=0, metadata={"static": True})
+    attended: int = dataclasses.field(default=0, metadata={"static": True})
 
     def __getitem__(self, layer: int) -> View:
-        return View(self.layers[layer], self.shared, self.layouts[layer], self.spec, self.turn)
+        return View(
+            self.layers[layer],
+            self.shared,
+            self.layouts[layer],
+            self.spec,
+            self.turn,
+            self.attended,
+        )
 
     def put(self, layer: int, view: View) -> "Views":
         """The views after layer `layer`: its rings replaced, its shared part handed on."""
         layers = (*self.layers[:layer], view.rings, *self.layers[layer + 1 :])
-        return dataclasses.replace(self, layers=layers, shared=view.shared, turn=view.turn)
+        return dataclasses.replace(
+            self, layers=layers, shared=view.shared, turn=view.turn, attended=view.attended
+        )
 
     @property
     def positions(self) -> jax.Array:
@@ -173,9 +187,20 @@ class Views:
         return self.put(0, self[0].begin())
 
     def advance(self) -> "Views":
-        """Counts the token that the step fed; the last thing a step does. Finished rows stay."""
+        """Counts the token that the step fed; the last thing a step does. Finished rows stay.
+
+        Raises:
+            UsageError: `attend` was not called once a layer, or its view was not `put`.
+        """
+        rows, num_layers = self.shared.length.shape[0], len(self.layers)
+        if self.attended != rows * num_layers:
+            raise UsageError(
+                f"advance: the step has put the views of {self.attended / rows:g} calls of attend, the cache has "
+                f"{num_layers} layers; call attend once a layer and hand its view on with views.put"
+            )
         length = self.shared.length + self.shared.active.astype(jnp.int32)
-        return dataclasses.replace(self, shared=self.shared._replace(length=length), turn=0)
+        shared = self.shared._replace(length=length)
+        return dataclasses.replace(self, shared=shared, turn=0, attended=0)
 
 
 def empty_views(

@@ -60,7 +60,10 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--host-memory", "0GiB"], ["--host-memory"]),
         (["--policy", "none"], ["--policy"]),
         (["--policy", "cpu_only", "--cpu-share", "0.3"], ["--cpu-share: policy cpu_only"]),
-        (["--max-model-len", 10**10], ["--max-model-len: expected 1 to 2147483647"]),
+        (
+            ["--max-model-len", 10**10],
+            ["--max-model-len: expected an integer from 1 to 2147483647"],
+        ),
         (["--max-model-len", 69], ["69 tokens leave no room", "in --max-model-len 69"]),
         (["--jsonl-out", "/no/such/place"], ["--jsonl-out", "/no/such"]),
         (["--jsonl-out", "-", "--json"], ["--json", "--jsonl-out"]),

@@ -1,8 +1,9 @@
 """Policies by name; all are values of one shape (`protocol.Policy`)."""
 
 from collections.abc import Callable
-from typing import Final
+from typing import Any, Final, cast
 
+from wscope_jax.arguments import number
 from wscope_jax.errors import UsageError
 from wscope_jax.policies.fixed import CpuOnly as CpuOnly
 from wscope_jax.policies.fixed import GpuOnly as GpuOnly
@@ -36,6 +37,22 @@ def choose(name: str, cpu_share: float | None = None) -> Policy:
         raise UsageError(
             f"cpu_share: policy {name} has its own share, got {cpu_share}; use policy write_scope or share 'auto'"
         )
-    if not 0 <= cpu_share <= 1:
-        raise UsageError(f"cpu_share: expected 'auto' or a number from 0 to 1, got {cpu_share}")
-    return WriteScope(share=cpu_share)
+    return WriteScope(share=number("cpu_share", cpu_share, 0.0, 1.0))
+
+
+def require(policy: Any) -> Policy:
+    """`policy`, if it is one.
+
+    Raises:
+        UsageError: it is a class, a name, or an object that lacks something of `Policy`.
+    """
+    expected = "policy: expected an object such as policies.CpuOnly()"
+    if isinstance(policy, type):
+        raise UsageError(f"{expected}, got the class {policy.__name__}")
+    if isinstance(policy, str | None):
+        raise UsageError(f"{expected}, got {policy!r:.60}")
+    members = (name for name in vars(Policy) if not name.startswith("_"))
+    missing = [name for name in members if not hasattr(policy, name)]
+    if missing:
+        raise UsageError(f"{expected}, got {policy!r:.60}, which lacks {', '.join(missing)}")
+    return cast(Policy, policy)

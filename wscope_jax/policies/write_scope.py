@@ -2,6 +2,8 @@
 
 import dataclasses
 
+from wscope_jax.arguments import number
+from wscope_jax.errors import UsageError
 from wscope_jax.layout import Region
 from wscope_jax.placement import Occupancy
 from wscope_jax.roofline import Roofline, StepTiming
@@ -17,6 +19,9 @@ class WriteScope:
         roofline: measured costs of CPU and link; updated by `observe`.
         schedule: how a step is chained.
 
+    Raises:
+        UsageError: `share` is out of range, or `roofline` is none.
+
     Source: the paper's batched write-time routing and equation 2.
     """
 
@@ -29,8 +34,10 @@ class WriteScope:
     uses_link: bool = True
 
     def __post_init__(self) -> None:
-        if self.share is not None and not 0 <= self.share <= 1:
-            raise ValueError(f"share: expected a number from 0 to 1, got {self.share}")
+        if self.share is not None:
+            object.__setattr__(self, "share", number("share", self.share, 0.0, 1.0))
+        if not isinstance(self.roofline, Roofline | None):
+            raise UsageError(f"roofline: expected a Roofline or None, got {self.roofline!r:.60}")
 
     def cpu_share(self, num_placed: int) -> float:
         """The fixed share, or equation 2; one half while nothing was measured."""
