@@ -3,7 +3,9 @@
 A jitted step of some layers that only attend, chained by data, over a cache filled through the real `store`. GB/s are
 bytes of the placed blocks over the time of a step, of a few dispatched one behind the other. The ceilings come from the
 same run, between the steps: the workers reading, the link copying chunks of 32 MiB, and both at once, over memory of
-their own. `write_scope` is settled first: its share is fed back over some steps and applied to a fresh cache, twice.
+their own. What `write_scope` gains over another policy has the ceiling that the paper's comparison has, both readers
+over one; a policy below its own ceiling flatters it, so the rates are what to read. `write_scope` is settled first: its
+share is fed back over some steps and applied to a fresh cache, twice.
 """
 
 import argparse
