@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        with signals.terminable():
+        with signals.terminable(is_process=argv is None):
             words = sys.argv[1:] if argv is None else argv
             try:
                 arguments = options.build_parser().parse_args(words)

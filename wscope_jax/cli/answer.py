@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
 
+from wscope_jax.cli import signals
 from wscope_jax.errors import OutputError, UsageError
 
 
@@ -183,6 +184,7 @@ def write_whole(file: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         OSError: If writing fails; the temporary file is gone by then.
     """
+    signals.note_file()
     target = Path(os.path.realpath(file))
     if target.exists() and not target.is_file():
         with target.open("wb") as stream:

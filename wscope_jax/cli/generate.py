@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress.shown(quiet=arguments.quiet) as shown,
         start.open_engine(arguments, shown) as engine,
     ):
+        signals.keep()
         generation = engine.stream(ids, samplings, max_model_len=arguments.max_model_len)
         printer = None
         if not arguments.json and str(arguments.jsonl_out) != "-":
