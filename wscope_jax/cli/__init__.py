@@ -89,11 +89,24 @@ def _report(line: str, code: int) -> int:
 
 def _unexpected(error: Exception) -> tuple[str, int]:
     """The line and the exit code of an error that nobody raised on purpose."""
-    text = " ".join(str(error).split()) or "no message"
-    text = text if len(text) <= 400 else text[:400] + "..."
+    said = " ".join(str(error).split())
+    text = said if len(said) <= 400 else said[:400] + "..."
     if is_out_of_memory(error):
-        return f"error: out of memory: {text}", CapacityError.exit_code
+        where = "".join(f" {part}" for part in (_place(error), f"({text})") if part.strip("() "))
+        line = f"error: out of memory{where}; ask for less at once, or free memory (wscope plan says what fits)"
+        return line, CapacityError.exit_code
+    text = text or "no message"
     if isinstance(error, ImportError | OSError) or "can't start new thread" in text:
         return f"error: {text}", MachineError.exit_code
     hint = "" if options.is_debug() else " (WSCOPE_DEBUG=1 shows where)"
     return f"error: {type(error).__name__}: {text}{hint}", WscopeError.exit_code
+
+
+def _place(error: Exception) -> str:
+    """Which function of this package an error came through last, "" if it came through none but the command's own."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("wscope_jax.") and module != __name__:
+            return f"in {module}.{frame.f_code.co_name}"
+    return ""
