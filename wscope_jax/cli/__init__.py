@@ -4,6 +4,7 @@ The answer goes to stdout, everything else to stderr. Nothing here imports jax: 
 its options are known to be right.
 """
 
+import argparse
 import contextlib
 import importlib
 import sys
@@ -45,11 +46,7 @@ def _run(argv: Sequence[str] | None) -> int:
     try:
         with signals.terminable(is_process=argv is None):
             words = sys.argv[1:] if argv is None else argv
-            try:
-                arguments = options.build_parser().parse_args(words)
-            except SystemExit:
-                streams.flush()  # the text of --help
-                raise
+            arguments = _parse(words)
             spelling.learn(vars(arguments), words)
             streams.require_stdout()
             verb = importlib.import_module(f"wscope_jax.cli.{arguments.verb}")
@@ -71,6 +68,15 @@ def _run(argv: Sequence[str] | None) -> int:
         return _report(f"error: {text}", error.exit_code)
     except Exception as error:
         return _report(*_unexpected(error))
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    try:
+        with streams.printing():  # the text of --help
+            return options.build_parser().parse_args(words)
+    except SystemExit:
+        streams.flush()
+        raise
 
 
 def _report(line: str, code: int) -> int:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
 
-from wscope_jax.cli import signals
+from wscope_jax.cli import signals, streams
 from wscope_jax.errors import OutputError, UsageError
 
 
@@ -115,21 +115,27 @@ def deliver(where: str, text: str, write: Callable[[str], None]) -> None:
         _fail(where, text, error)
 
 
-def fail(where: str, values: Mapping[str, object], error: OSError) -> NoReturn:
+def fail(where: str, values: Mapping[str, object], error: OSError, *, rest: str = "") -> NoReturn:
     """Shows a result on stderr that could not be written to `where`.
+
+    Args:
+        where: what the message calls it.
+        values: the result.
+        error: why.
+        rest: what of the result the values do not have.
 
     Raises:
         OutputError: Always.
     """
-    _fail(where, json.dumps(values) + "\n", error)
+    _fail(where, json.dumps(values) + "\n", error, rest)
 
 
-def _fail(where: str, text: str, error: OSError) -> NoReturn:
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text)
-    raise OutputError(
-        f"{where}: {error.strerror or error}; the result was printed to stderr instead"
-    ) from error
+def _fail(where: str, text: str, error: OSError, rest: str = "") -> NoReturn:
+    if streams.tell(text):
+        what = f"{rest}the result was printed to stderr instead"
+    else:
+        what = "stderr takes no more, either: the result is lost"
+    raise OutputError(f"{where}: {error.strerror or error}; {what}") from error
 
 
 def write_lines(file: Path, option: str, lines: Sequence[Mapping[str, object]]) -> None:
