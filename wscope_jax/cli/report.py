@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from wscope_jax.sizes import amount
+from wscope_jax.sizes import amount, counted
 
 
 class AnswerConsole(Console):
@@ -58,7 +58,7 @@ def summary(result: Mapping[str, Any]) -> str:
     share, timing, compiles = result["cpu_share"], result["timing"], result["compiles"]
     return ", ".join(
         (
-            f"{tokens} tokens",
+            counted(tokens, "token"),
             f"prefill {timing['prefill_s']:.2f} s ({timing['prefill_tokens_per_s']:,.0f} tokens/s)",
             f"decode {timing['decode_s']:.2f} s ({timing['decode_tokens_per_s']:,.1f} tokens/s)",
             f"CPU share {share['first']:.2f} -> {share['last']:.2f}",
