@@ -23,7 +23,7 @@ from wscope_jax.layout import EntryLayout, Stream
 from wscope_jax.models import BY_TYPE, abstract, read_config
 from wscope_jax.models.config import MAX_LAYERS, MAX_WIDTH, ModelConfig, read_dtype
 from wscope_jax.models.fields import Fields
-from wscope_jax.models.registry import STORED_DTYPES, choose_dtype
+from wscope_jax.models.registry import STORED_DTYPES, choose_dtype, places
 from wscope_jax.models.rope import MAX_POSITIONS
 
 ITEM_BYTES: Final[Mapping[str, int]] = {"bfloat16": 2, "float32": 4}
@@ -91,8 +91,17 @@ def read(model: str, dtype: str | None = None) -> Configuration:
     with naming(root):
         own_name, has_files = root.resolve().name, any(root.glob("*.safetensors"))
     has_weights = has_files or locate(root, INDEX) is not None
-    tensors = Checkpoint(root).tensors if has_weights else {}
+    tensors = _read_tensors(root, fields) if has_weights else {}
     return _describe(own_name, fields, tensors, dtype)
+
+
+def _read_tensors(root: Path, fields: Fields) -> Mapping[str, Stored]:
+    """The tensors of a checkpoint by name; of a model that can be run they are those that the loader wants."""
+    checkpoint = Checkpoint(root)
+    are_plain = all(tensor.dtype in STORED_DTYPES for tensor in checkpoint.tensors.values())
+    if fields.values.get("model_type") in list(BY_TYPE) and are_plain:
+        checkpoint.require_whole(places(read_config(root), checkpoint))
+    return checkpoint.tensors
 
 
 def stored_bytes(tensor: Stored) -> int:

@@ -61,7 +61,8 @@ def test_interrupted_rows_are_kept() -> None:
 
 
 def test_interrupted_before_the_first_token() -> None:
-    assert printed(1) == ["\n"]
+    assert printed(1) == [""]
+    assert printed(2) == [""]
 
 
 def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -505,5 +505,8 @@ def test_logits_that_are_lost(environment: dict[str, str], tmp_path: Path) -> No
     assert done.stdout == "1\n"
     result, line = done.stderr.splitlines()
     assert json.loads(result)["logits_out"] is None
-    assert "File too large; the logits are lost, no file was left; the rest of the result" in line
+    assert (
+        "File too large; the logits are lost, and no half file is left; the rest of the result"
+        in line
+    )
     assert not list(out.iterdir())

@@ -48,17 +48,21 @@ class RowPrinter:
         self._is_finished = [False] * num_rows
         self._has_ids = [False] * num_rows
         self._current = 0
+        self._has_begun = False
         self._out = out
         self._is_text = is_text
 
     def add(self, event: Event) -> None:
         """Takes one event and prints what may be printed."""
+        self._has_begun = True
         self._pending[event.row].append(event.text if self._is_text else self._id(event))
         self._is_finished[event.row] |= event.finish_reason is not None
         self._print()
 
     def close(self) -> None:
-        """Prints what was held back, of rows that did not come to their end too."""
+        """Prints what was held back, of rows that did not come to their end too; nothing if nothing came at all."""
+        if not self._has_begun:
+            return
         while self._current < len(self._pending):
             self._is_finished[self._current] = True
             self._print()

@@ -2,8 +2,8 @@
 
 import argparse
 import os
+import re
 import sys
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import wscope_jax
@@ -23,6 +23,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the line and exits with code 2."""
+        message = re.sub(r"^argument (\S+): is empty", r"\1 is empty", message)
         line = streams.printable(f"error: {message} (see {self.prog} --help)")
         streams.tell(f"wscope: {line}\n")
         raise SystemExit(2)
@@ -99,7 +100,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jsonl-out",
         metavar="F",
-        type=Path,
+        type=groups.path,
         help="write one JSON object a prompt, whole or not at all; - is stdout",
     )
     groups.add_json(parser)
@@ -110,7 +111,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         metavar="F.npy",
-        type=Path,
+        type=groups.path,
         action=_Once,
         required=True,
         help="token ids as for generate; one file",
@@ -125,7 +126,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--logits-out",
         metavar="OUT.npy",
-        type=Path,
+        type=groups.path,
         help="write the float32 logits of positions P-1 to the last one here",
     )
     groups.add_cache(parser)
@@ -141,6 +142,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="DIR|NAME",
+        type=groups.name,
         required=True,
         help="a checkpoint directory (config.json is enough), or a model whose configuration ships "
         "with this package: " + ", ".join(groups.CONFIGURATIONS),

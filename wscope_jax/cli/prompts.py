@@ -29,13 +29,20 @@ def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
     Raises:
         UsageError: If there is not exactly one source, or it cannot be read, or a prompt is empty.
     """
+    return [prompt for _, prompt in read_named(arguments)]
+
+
+def read_named(arguments: argparse.Namespace) -> list[tuple[str, Prompt]]:
+    """The prompts of `read_prompts`, each with what messages call it.
+
+    Raises:
+        UsageError: See `read_prompts`.
+    """
     given = list_sources(arguments)
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give one source of the prompt, not {len(given)}")
     if arguments.tokens is not None:
-        return [
-            row for file in arguments.tokens for row in np.atleast_2d(read_tokens(file)).tolist()
-        ]
+        return [row for file in arguments.tokens for row in _name_rows(file)]
     if arguments.prompt is not None:
         where, texts = "--prompt", [_argument(text) for text in arguments.prompt]
     elif arguments.prompt_file is not None:
@@ -48,7 +55,15 @@ def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
             texts = [read_text(stream, where)]
     if not all(texts):
         raise UsageError(f"{where}: the prompt is empty; give it a token")
-    return list(texts)
+    names = ["prompt", *(f"prompt {number}" for number in range(1, len(texts) + 1))]
+    return list(zip(names[len(texts) > 1 :], texts, strict=False))
+
+
+def _name_rows(file: Path) -> list[tuple[str, Prompt]]:
+    ids = read_tokens(file)
+    if ids.ndim == 1:
+        return [(f"--tokens {file}", ids.tolist())]
+    return [(f"--tokens {file} row {row} (from 0)", each) for row, each in enumerate(ids.tolist())]
 
 
 def list_sources(arguments: argparse.Namespace) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wscope_jax.cli import jsonl, start
-from wscope_jax.cli.prompts import Prompt, list_sources, read_prompts, require_tokenizer
+from wscope_jax.cli.prompts import Prompt, list_sources, read_named, require_tokenizer
 from wscope_jax.errors import UsageError
 
 if TYPE_CHECKING:
@@ -102,7 +102,11 @@ def encode(arguments: argparse.Namespace, requests: Sequence[Request]) -> list[l
     for request in requests:
         if isinstance(request.prompt, str):
             assert tokenizer is not None
-            ids = tokenizer.encode(request.prompt, is_whole=request.is_whole)
+            try:
+                ids = tokenizer.encode(request.prompt, is_whole=request.is_whole)
+            except UsageError as error:
+                text = str(error).removeprefix("prompt: ")
+                raise UsageError(f"{request.where}: {text}") from None
         else:
             ids = request.prompt
         check_ids(ids, vocab_size, request.where)
@@ -131,12 +135,11 @@ def _lines(arguments: argparse.Namespace) -> list[jsonl.Line]:
                 f"--jsonl-in and {' and '.join(others)}: give one source of the prompts"
             )
         return jsonl.read(arguments.jsonl_in)
-    prompts = read_prompts(arguments)
+    prompts = read_named(arguments)
     if arguments.chat and arguments.tokens is not None:
         raise UsageError("--chat and --tokens: a chat template needs text; give --prompt")
     lines = []
-    for number, prompt in enumerate(prompts, start=1):
-        where = "prompt" if len(prompts) == 1 else f"prompt {number}"
+    for number, (where, prompt) in enumerate(prompts, start=1):
         if isinstance(prompt, str):
             lines.append(jsonl.Line(where=where, number=number, prompt=prompt))
         else:

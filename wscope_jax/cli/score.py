@@ -54,7 +54,7 @@ def run(arguments: argparse.Namespace) -> int:
         try:
             answer.write_whole(arguments.logits_out, lambda stream: _save(stream, logits))
         except OSError as error:
-            rest = "the logits are lost, no file was left; the rest of "
+            rest = "the logits are lost, and no half file is left; the rest of "
             answer.fail(f"--logits-out {out}", values | {"logits_out": None}, error, rest=rest)
     if arguments.json:
         answer.print_json(values)
