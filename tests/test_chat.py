@@ -78,7 +78,7 @@ def test_where_a_template_is_found(tmp_path: Path) -> None:
 
 def test_12_a_base_model_has_none(tmp_path: Path) -> None:
     for _ in range(2):
-        with pytest.raises(CheckpointError, match=r"no chat template.*without --chat"):
+        with pytest.raises(CheckpointError, match=r"no chat template.*no --chat, no messages"):
             ChatTemplate.from_dir(tmp_path)
         write(tmp_path, bos_token="x")
     with pytest.raises(CheckpointError, match="no such directory"):

@@ -54,10 +54,15 @@ class ChatTemplate:
         path = locate(directory, TEMPLATE_FILE)
         if path is not None and name in (None, DEFAULT):
             return cls(_read(path), path, _variables(config))
-        if config_path is None or config.get("chat_template") is None:
+        is_alone = config_path is None or config.get("chat_template") is None
+        if path is not None and is_alone:
+            raise UsageError(
+                f"--chat-template {show(name)}: {path} is the only one, which is called {show(DEFAULT)}"
+            )
+        if config_path is None or is_alone:
             raise CheckpointError(
                 f"{directory}: no chat template (neither {TEMPLATE_FILE} nor chat_template in {CONFIG_FILE}); "
-                "this is a base model: give it a plain prompt, without --chat"
+                "this is a base model: give it plain prompts (no --chat, no messages)"
             )
         text = _choose(config["chat_template"], name or DEFAULT, config_path)
         return cls(text, config_path, _variables(config))

@@ -30,6 +30,7 @@ from wscope_jax.programs import ModelPrograms
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Result
 from wscope_jax.sampling import Sampling
+from wscope_jax.sizes import amount
 from wscope_jax.token_ids import Prompt, id_array, prompt_ids
 from wscope_jax.tokenizer import Tokenizer
 
@@ -146,7 +147,7 @@ class Engine:
         _check(policy, window, gpu_memory, host_memory, threads)  # before the weights are read
         if gpu_memory is not None and devices.current().platform == "cpu":
             log.warning(
-                "gpu_memory: there is no GPU here; the budget of %d bytes is not used", gpu_memory
+                "gpu_memory: there is no GPU here; the budget of %s is not used", amount(gpu_memory)
             )
         config = registry.read_config(directory)
         tokenizer = Tokenizer.from_dir(

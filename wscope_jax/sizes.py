@@ -1,4 +1,4 @@
-"""Sizes in bytes, as every message and table shows them."""
+"""Sizes and numbers, as every message and table shows them."""
 
 
 def amount(num_bytes: int) -> str:
@@ -8,3 +8,8 @@ def amount(num_bytes: int) -> str:
         if value >= 1:
             return f"{value:,.{max(0, 4 - len(str(int(value))))}f} {unit}"
     return f"{num_bytes} B"
+
+
+def counted(number: int, thing: str) -> str:
+    """A number of things: "1 token", "2,000 tokens"."""
+    return f"{number:,} {thing}" if number == 1 else f"{number:,} {thing}s"

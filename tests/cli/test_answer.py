@@ -1,5 +1,6 @@
 """How answers are printed and written."""
 
+import contextlib
 import io
 import os
 import stat
@@ -9,7 +10,7 @@ from typing import BinaryIO, NamedTuple
 import pytest
 
 from wscope_jax.cli import answer
-from wscope_jax.errors import UsageError
+from wscope_jax.errors import OutputError, UsageError
 
 
 class Event(NamedTuple):
@@ -60,7 +61,8 @@ def test_interrupted_rows_are_kept() -> None:
 
 
 def test_interrupted_before_the_first_token() -> None:
-    assert printed(1) == ["\n"]
+    assert printed(1) == [""]
+    assert printed(2) == [""]
 
 
 def test_json_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
@@ -117,3 +119,15 @@ def test_require_writable(tmp_path: Path) -> None:
     for name, about in ((".", "directory"), ("none/x", "no directory")):
         with pytest.raises(UsageError, match=about):
             answer.require_writable(tmp_path / name, "--out")
+
+
+def test_the_truth_about_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = OSError(28, "No space left on device")
+    with pytest.raises(OutputError, match="the result was printed to stderr instead"):
+        answer.fail("stdout", {}, error)
+    with open("/dev/full", "w", encoding="utf-8", buffering=1) as full:
+        monkeypatch.setattr("sys.stderr", full)
+        with pytest.raises(OutputError, match="stderr takes no more, either: the result is lost"):
+            answer.fail("stdout", {}, error)
+        with contextlib.suppress(OSError):
+            full.close()

@@ -2,17 +2,21 @@
 
 import importlib
 import importlib.metadata
+import io
 import json
 import os
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import wscope_jax
+from tests import processes
 from wscope_jax import cli, cores, machine
-from wscope_jax.cli import probes
+from wscope_jax.cli import doctor, probes
 
 GIB = 1 << 30
 
@@ -24,6 +28,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probes, "READ_BYTES", 1 << 20)
     monkeypatch.setattr(probes, "KERNEL_BLOCKS", 8)
     monkeypatch.setattr(machine, "gpus", list)
+    monkeypatch.setattr(probes.trial, "start_jax", lambda: (0, "cpu"))
 
 
 @pytest.fixture
@@ -195,3 +200,35 @@ def test_a_probe_that_fails_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPat
     assert code == 0
     assert "no /proc here" in found["memory"]["value"]
     assert found["cores"]["status"] == "warning"
+
+
+@pytest.mark.parametrize("setting", ["JAX_PLATFORMS=nonsense", "JAX_DISABLE_JIT=1"])
+def test_what_generate_refuses_is_a_fault(setting: str) -> None:
+    """The same exit code and the same reason, from both."""
+    name, _, value = setting.partition("=")
+    environment = processes.environment(**{name: value})
+    model = Path(wscope_jax.__file__).parent / "assets" / "demo_model"
+    for words in (["doctor", "--json"], ["generate", "--model", model, "--prompt", "x"]):
+        with processes.start(environment, *words) as process:
+            out, err = process.communicate(timeout=120)
+        assert process.returncode == 5, err
+        assert name in err.decode().splitlines()[-1]
+        assert words[0] == "generate" or json.loads(out)["works"] is False
+
+
+def test_a_path_is_one_word_in_a_pipe(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    out, value = io.StringIO(), "/a" * 200
+    monkeypatch.setattr(sys, "stdout", out)
+    doctor._print([probes.Finding("extension", value)])
+    assert value in out.getvalue()
+    assert out.getvalue().count("\n") == 1
+
+
+def test_no_place_for_compiled_programs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", str(tmp_path / "file" / "below"))
+    _, found, _ = run()
+    assert found["compiled programs"]["status"] == "warning"
+    assert "Not a directory" in found["compiled programs"]["remedy"]

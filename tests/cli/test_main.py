@@ -7,11 +7,13 @@ import sys
 import threading
 import types
 from collections.abc import Callable
+from pathlib import Path
+from typing import NoReturn
 
 import pytest
 
 from wscope_jax import cli
-from wscope_jax.cli import signals
+from wscope_jax.cli import prompts, signals
 from wscope_jax.errors import (
     CapacityError,
     CheckpointError,
@@ -19,6 +21,16 @@ from wscope_jax.errors import (
     UsageError,
     WscopeError,
 )
+
+
+class Refusing(type(Path())):  # type: ignore[misc]
+    """A file for which there is no memory."""
+
+    def open(self, *_: object, **__: object) -> NoReturn:
+        raise MemoryError
+
+
+LESS = "; ask for less at once, or free memory (wscope plan says what fits)"
 
 
 @pytest.fixture
@@ -58,8 +70,13 @@ def test_verb_decides(run: Callable[..., int], code: int) -> None:
         (MachineError("no GPU"), 5, "error: no GPU"),
         (KeyboardInterrupt(), 130, "interrupted"),
         (signals.Terminated(), 143, "terminated"),
-        (MemoryError("256 GiB"), 3, "error: out of memory: 256 GiB"),
-        (RuntimeError("RESOURCE_EXHAUSTED: no"), 3, "error: out of memory: RESOURCE_EXHAUSTED: no"),
+        (MemoryError(), 3, f"error: out of memory{LESS}"),
+        (MemoryError("256 GiB"), 3, f"error: out of memory (256 GiB){LESS}"),
+        (
+            RuntimeError("RESOURCE_EXHAUSTED: no"),
+            3,
+            f"error: out of memory (RESOURCE_EXHAUSTED: no){LESS}",
+        ),
         (ImportError("no _ffi"), 5, "error: no _ffi"),
         (KeyError("k"), 1, "error: KeyError: 'k' (WSCOPE_DEBUG=1 shows where)"),
         (ValueError("a\n  b"), 1, "error: ValueError: a b (WSCOPE_DEBUG=1 shows where)"),
@@ -82,6 +99,18 @@ def test_errors(
     assert err.count("\n") == 1
     if line is not None:
         assert err == f"wscope: {line}\n"
+
+
+def test_out_of_memory_says_where(
+    run: Callable[..., int], capsys: pytest.CaptureFixture[str]
+) -> None:
+    def verb() -> int:
+        with prompts.opened(Refusing("book.txt"), "--prompt-file book.txt"):
+            return 0
+
+    assert run(verb) == 3
+    line = f"wscope: error: out of memory in wscope_jax.cli.prompts.opened{LESS}\n"
+    assert capsys.readouterr().err == line
 
 
 def test_a_full_stdout(

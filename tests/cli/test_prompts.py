@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from wscope_jax.cli import jsonl, prompts
 from wscope_jax.cli.prompts import read_prompts, read_tokens, require_tokenizer
 from wscope_jax.errors import CheckpointError, UsageError
 
@@ -70,6 +71,57 @@ def test_bad_stdin(model: Path, monkeypatch: pytest.MonkeyPatch, raw: bytes) -> 
     monkeypatch.setattr("sys.stdin", Stdin(raw))
     with pytest.raises(UsageError, match="offset 3" if raw else "empty"):
         read_prompts(options(model))
+
+
+@pytest.mark.parametrize("cut", range(4))
+def test_characters_across_reads(
+    model: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, cut: int
+) -> None:
+    """Read piece by piece it is the same text, and the same byte is wrong."""
+    monkeypatch.setattr(prompts, "_CHUNK_BYTES", 4)
+    text = "x" * cut + "\U0001f600é€"
+    (tmp_path / "p").write_text(text, encoding="utf-8")
+    assert read_prompts(options(model, prompt_file=tmp_path / "p")) == [text]
+    for tail in (b"\xff", b"\xe2\x82", b"\xe2\x82x"):
+        whole = text.encode() + tail
+        (tmp_path / "p").write_bytes(whole)
+        with pytest.raises(UsageError, match=f"at offset {len(text.encode())}$"):
+            read_prompts(options(model, prompt_file=tmp_path / "p"))
+
+
+def test_an_endless_source(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What never ends, or is larger than any prompt, is refused by name, without being read to its end."""
+    monkeypatch.setattr(prompts, "MOST_BYTES", 3_000_000)
+    zero = Path("/dev/zero")
+    with pytest.raises(UsageError, match=r"--prompt-file /dev/zero: more than 3.000 MB, which no"):
+        read_prompts(options(model, prompt_file=zero))
+    with open(zero, encoding="utf-8") as endless:
+        monkeypatch.setattr("sys.stdin", endless)
+        with pytest.raises(UsageError, match=r"stdin: more than 3.000 MB, which no"):
+            read_prompts(options(model))
+    with pytest.raises(UsageError, match=r"--prompt-file /dev/urandom: not UTF-8: byte 0x"):
+        read_prompts(options(model, prompt_file=Path("/dev/urandom")))
+    with pytest.raises(UsageError, match=r"--jsonl-in /dev/zero line 1: more than 3.000 MB, which"):
+        jsonl.read(zero)
+
+
+def test_too_many_lines(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(jsonl, "MOST_BYTES", 1000)
+    (tmp_path / "in").write_text('{"prompt": "x"}\n' * 100)
+    with pytest.raises(UsageError, match=r"in line 63: more than 1.000 KB up to here"):
+        jsonl.read(tmp_path / "in")
+
+
+def test_more_ids_than_any_model_reads(tmp_path: Path) -> None:
+    """By the header: a file may be sparse, or claim more than it has."""
+    file = tmp_path / "ids.npy"
+    header = {"shape": (999_999_999_999,), "fortran_order": False, "descr": "<i4"}
+    with file.open("wb") as stream:
+        np.lib.format.write_array_header_1_0(stream, header)
+    with pytest.raises(
+        UsageError, match=r"ids.npy: has shape \(999999999999,\), more than 100,000"
+    ):
+        read_tokens(file)
 
 
 def test_two_sources(model: Path) -> None:

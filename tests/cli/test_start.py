@@ -186,3 +186,18 @@ def test_sampling() -> None:
 def test_sampling_out_of_range(words: str) -> None:
     with pytest.raises(UsageError):
         sampling(*words.split())
+
+
+def test_programs_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Said once, with what to do; not where the user wants none, or has them elsewhere."""
+    (tmp_path / "file").touch()
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "file"))
+    for asked, told in (("", None), ("gs://x/y", None), (str(tmp_path), None)):
+        monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", asked)
+        assert start.cache_refusal() is told
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
+    refusal = start.cache_refusal()
+    assert refusal is not None
+    assert refusal.startswith(f"{tmp_path / 'file'}/.cache/wscope_jax/")
+    assert "Not a directory; set JAX_COMPILATION_CACHE_DIR" in refusal

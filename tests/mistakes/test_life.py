@@ -462,9 +462,11 @@ def test_an_answer_that_nobody_gets(
     assert full.startswith("wscope: error: stdout: No space left on device; the answer is lost")
 
 
-def test_help_that_nobody_gets(environment: dict[str, str]) -> None:
-    environment.pop("PYTHONUNBUFFERED", None)
-    done = processes.shell(environment, "wscope plan -h >/dev/full; echo $?")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", ["plan -h", "--help", "--version"])
+def test_help_that_nobody_gets(environment: dict[str, str], words: str, unbuffered: str) -> None:
+    environment["PYTHONUNBUFFERED"] = unbuffered
+    done = processes.shell(environment, f"wscope {words} >/dev/full; echo $?")
     assert done.stdout == "1\n"
     assert done.stderr.startswith("wscope: error: stdout: No space left on device; ")
     assert done.stderr.count("\n") == 1
@@ -475,3 +477,36 @@ def _all_given_back() -> Iterator[None]:
     yield
     assert given_back()
     assert jax.default_backend() == "cpu"
+
+
+def test_a_stderr_that_takes_nothing(environment: dict[str, str], endless: list[object]) -> None:
+    """Messages are lost with it, the answer and the exit code are not."""
+    words = " ".join(f"'{word}'" for word in [*endless, 3])
+    script = f"""
+        wscope {words} 2>/dev/full; echo "full $?"
+        wscope plan --model nowhere 2>/dev/full; echo "wrong $?"
+        wscope plan --modl nowhere 2>/dev/full; echo "unknown $?"
+        wscope {words} --json >/dev/full 2>/dev/full; echo "both $?"
+    """
+    done = processes.shell({**environment, "PYTHONUNBUFFERED": ""}, script)
+    first, *rest = done.stdout.splitlines()
+    assert len(first.split()) == 3
+    assert rest == ["full 0", "wrong 4", "unknown 2", "both 1"]
+
+
+def test_logits_that_are_lost(environment: dict[str, str], tmp_path: Path) -> None:
+    """Beyond the largest file that the shell allows: what is lost is said, and no file is left."""
+    np.save(tmp_path / "ids.npy", np.arange(100, dtype=np.int32))
+    words = " ".join(f"'{word}'" for word in tiny_with(tmp_path / "ids.npy"))
+    out = tmp_path / "out"
+    out.mkdir()
+    script = f"ulimit -f 4; wscope score {words} --prefill 9 --logits-out {out}/l.npy; echo $?"
+    done = processes.shell(environment, script)
+    assert done.stdout == "1\n"
+    result, line = done.stderr.splitlines()
+    assert json.loads(result)["logits_out"] is None
+    assert (
+        "File too large; the logits are lost, and no half file is left; the rest of the result"
+        in line
+    )
+    assert not list(out.iterdir())

@@ -53,7 +53,7 @@ def no_load(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--stop", ""], ["--stop:", "1 to 1024"]),
         (["--stop", "x"] * 65, ["--stop:", "64"]),
         (["--stop", "x" * 1025], ["--stop:"]),
-        (["--max-model-len", 68], ["prompt", "69 tokens", "68", "--truncate"]),
+        (["--max-model-len", 68], ["--tokens", "69 tokens", "68", "--truncate"]),
         (["--max-model-len", 10**19], ["--max-model-len"]),
         (["--window", 48], ["--window"]),
         (["--threads", 0], ["--threads"]),
@@ -113,7 +113,7 @@ def test_an_id_in_a_batch_is_named_by_row_and_column(
     words = ["--tokens", tmp_path / "ids.npy"]
     done = wscope("score", *MODEL, *words, "--prefill", 1)
     refused(done, 2, "--tokens", "id -6 at row 1, column 2 (both from 0)")
-    refused(wscope("generate", *MODEL, *words), 2, "prompt 2: id -6 at index 2")
+    refused(wscope("generate", *MODEL, *words), 2, "ids.npy row 1 (from 0): id -6 at index 2")
 
 
 @pytest.mark.usefixtures("command")

@@ -123,7 +123,13 @@ class Checkpoint:
         if stored.dtype not in DTYPES:
             match.unreadable.append(piece)
 
-    def _require_whole(self, match: Match) -> None:
+    def require_whole(self, places: Sequence[Place]) -> Match:
+        """How the stored tensors fill these places, which they do exactly.
+
+        Raises:
+            CheckpointError: They do not; all that is wrong is in the one message.
+        """
+        match = self.match(places)
         problems = Problems(self.directory)
         for piece in match.missing:
             problems.add("missing tensors", f"{show(piece.name)} {list(piece.shape)} is missing")
@@ -138,6 +144,7 @@ class Checkpoint:
         for name in match.unexpected:
             problems.add("unexpected tensors", f"{self._where(name)} is not expected")
         problems.check("its files and its config.json do not belong together")
+        return match
 
     def _where(self, name: str) -> str:
         return f"{show(name)} in {self.tensors[name].file.name}"
@@ -166,8 +173,7 @@ class Checkpoint:
                 be read: all are in the one message, and nothing was read. Or a file cannot be read
                 to its end, or holds NaN or infinity where it was sampled.
         """
-        match = self.match(places)
-        self._require_whole(match)
+        match = self.require_whole(places)
         total = sum(math.prod(place.shape) for place in places) * dtype.itemsize
         done = 0
         with ExitStack() as stack:

@@ -4,6 +4,7 @@ The answer goes to stdout, everything else to stderr. Nothing here imports jax: 
 its options are known to be right.
 """
 
+import argparse
 import contextlib
 import importlib
 import sys
@@ -43,13 +44,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        with signals.terminable():
+        with signals.terminable(is_process=argv is None):
             words = sys.argv[1:] if argv is None else argv
-            try:
-                arguments = options.build_parser().parse_args(words)
-            except SystemExit:
-                streams.flush()  # the text of --help
-                raise
+            arguments = _parse(words)
             spelling.learn(vars(arguments), words)
             streams.require_stdout()
             verb = importlib.import_module(f"wscope_jax.cli.{arguments.verb}")
@@ -73,6 +70,15 @@ def _run(argv: Sequence[str] | None) -> int:
         return _report(*_unexpected(error))
 
 
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    try:
+        with streams.printing():  # the text of --help
+            return options.build_parser().parse_args(words)
+    except SystemExit:
+        streams.flush()
+        raise
+
+
 def _report(line: str, code: int) -> int:
     """Prints one line (and the traceback, in debug mode) to stderr and returns the code."""
     if options.is_debug():
@@ -89,11 +95,24 @@ def _report(line: str, code: int) -> int:
 
 def _unexpected(error: Exception) -> tuple[str, int]:
     """The line and the exit code of an error that nobody raised on purpose."""
-    text = " ".join(str(error).split()) or "no message"
-    text = text if len(text) <= 400 else text[:400] + "..."
+    said = " ".join(str(error).split())
+    text = said if len(said) <= 400 else said[:400] + "..."
     if is_out_of_memory(error):
-        return f"error: out of memory: {text}", CapacityError.exit_code
+        where = "".join(f" {part}" for part in (_place(error), f"({text})") if part.strip("() "))
+        line = f"error: out of memory{where}; ask for less at once, or free memory (wscope plan says what fits)"
+        return line, CapacityError.exit_code
+    text = text or "no message"
     if isinstance(error, ImportError | OSError) or "can't start new thread" in text:
         return f"error: {text}", MachineError.exit_code
     hint = "" if options.is_debug() else " (WSCOPE_DEBUG=1 shows where)"
     return f"error: {type(error).__name__}: {text}{hint}", WscopeError.exit_code
+
+
+def _place(error: Exception) -> str:
+    """Which function of this package an error came through last, "" if it came through none but the command's own."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        module = frame.f_globals.get("__name__", "")
+        if module.startswith("wscope_jax.") and module != __name__:
+            return f"in {module}.{frame.f_code.co_name}"
+    return ""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import BinaryIO, NoReturn, Protocol, TextIO
 
+from wscope_jax.cli import signals, streams
 from wscope_jax.errors import OutputError, UsageError
 
 
@@ -47,17 +48,21 @@ class RowPrinter:
         self._is_finished = [False] * num_rows
         self._has_ids = [False] * num_rows
         self._current = 0
+        self._has_begun = False
         self._out = out
         self._is_text = is_text
 
     def add(self, event: Event) -> None:
         """Takes one event and prints what may be printed."""
+        self._has_begun = True
         self._pending[event.row].append(event.text if self._is_text else self._id(event))
         self._is_finished[event.row] |= event.finish_reason is not None
         self._print()
 
     def close(self) -> None:
-        """Prints what was held back, of rows that did not come to their end too."""
+        """Prints what was held back, of rows that did not come to their end too; nothing if nothing came at all."""
+        if not self._has_begun:
+            return
         while self._current < len(self._pending):
             self._is_finished[self._current] = True
             self._print()
@@ -114,21 +119,27 @@ def deliver(where: str, text: str, write: Callable[[str], None]) -> None:
         _fail(where, text, error)
 
 
-def fail(where: str, values: Mapping[str, object], error: OSError) -> NoReturn:
+def fail(where: str, values: Mapping[str, object], error: OSError, *, rest: str = "") -> NoReturn:
     """Shows a result on stderr that could not be written to `where`.
+
+    Args:
+        where: what the message calls it.
+        values: the result.
+        error: why.
+        rest: what of the result the values do not have.
 
     Raises:
         OutputError: Always.
     """
-    _fail(where, json.dumps(values) + "\n", error)
+    _fail(where, json.dumps(values) + "\n", error, rest)
 
 
-def _fail(where: str, text: str, error: OSError) -> NoReturn:
-    with contextlib.suppress(OSError, ValueError):
-        sys.stderr.write(text)
-    raise OutputError(
-        f"{where}: {error.strerror or error}; the result was printed to stderr instead"
-    ) from error
+def _fail(where: str, text: str, error: OSError, rest: str = "") -> NoReturn:
+    if streams.tell(text):
+        what = f"{rest}the result was printed to stderr instead"
+    else:
+        what = "stderr takes no more, either: the result is lost"
+    raise OutputError(f"{where}: {error.strerror or error}; {what}") from error
 
 
 def write_lines(file: Path, option: str, lines: Sequence[Mapping[str, object]]) -> None:
@@ -183,6 +194,7 @@ def write_whole(file: Path, write: Callable[[BinaryIO], object]) -> None:
     Raises:
         OSError: If writing fails; the temporary file is gone by then.
     """
+    signals.note_file()
     target = Path(os.path.realpath(file))
     if target.exists() and not target.is_file():
         with target.open("wb") as stream:

@@ -1,9 +1,10 @@
 """`wscope doctor`: what this machine and its installation have, what they lack, and what to do about it."""
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 from rich.table import Table
 
@@ -11,6 +12,8 @@ from wscope_jax.cli import answer, streams
 from wscope_jax.cli.probes import FAULT, PROBES, WARNING, Finding
 from wscope_jax.cli.report import AnswerConsole
 from wscope_jax.errors import MachineError
+
+_WIDE: Final = 10_000  # characters: nothing is wrapped
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -54,4 +57,10 @@ def _print(findings: list[Finding]) -> None:
         remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
         style = styles.get(finding.status)
         table.add_row(finding.status, finding.name, f"{finding.value}{remedy}", style=style)
-    AnswerConsole(file=sys.stdout, highlight=False, markup=False).print(table)
+    if sys.stdout.isatty():
+        AnswerConsole(file=sys.stdout, highlight=False, markup=False).print(table)
+        return
+    # A path is to be copied: only a terminal, which has a width, gets its lines cut and filled.
+    text = io.StringIO()
+    AnswerConsole(file=text, highlight=False, markup=False, width=_WIDE).print(table)
+    print("\n".join(map(str.rstrip, text.getvalue().splitlines())))

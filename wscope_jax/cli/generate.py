@@ -36,6 +36,7 @@ def run(arguments: argparse.Namespace) -> int:
         progress.shown(quiet=arguments.quiet) as shown,
         start.open_engine(arguments, shown) as engine,
     ):
+        signals.keep()
         generation = engine.stream(ids, samplings, max_model_len=arguments.max_model_len)
         printer = None
         if not arguments.json and str(arguments.jsonl_out) != "-":
@@ -79,6 +80,9 @@ def _stream(
         # Interrupted, too: what there is so far is the answer, and its rows say "interrupted".
         generation.close()
         values = generation.result.as_dict()
+        if isinstance(sys.exception(), Exception):
+            reasons = values["finish_reason"]
+            values["finish_reason"] = ["error" if r == "interrupted" else r for r in reasons]
         if arguments.jsonl_out is not None:
             answer.write_lines(arguments.jsonl_out, "--jsonl-out", _lines(asked, values))
         if arguments.json:

@@ -39,7 +39,27 @@ def share(text: str) -> float | None:
         value = float("nan")
     if not 0.0 <= value <= 1.0:
         raise argparse.ArgumentTypeError(f"{text!r} is neither auto nor a number from 0 to 1")
-    return value
+    return abs(value)  # -0 is 0
+
+
+def path(text: str) -> Path:
+    """A path; an empty word, as of a shell's variable that is not set, would be the folder that we are in.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is empty.
+    """
+    return Path(name(text))
+
+
+def name(text: str) -> str:
+    """A word that is not empty.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is.
+    """
+    if not text:
+        raise argparse.ArgumentTypeError("is empty; is a variable of the shell not set?")
+    return text
 
 
 def count(text: str) -> int:
@@ -62,12 +82,12 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
         "--prompt", metavar="TEXT", action="append", help="the prompt itself; may be repeated"
     )
     source.add_argument(
-        "--prompt-file", metavar="F", type=Path, help="a UTF-8 text, taken as it is"
+        "--prompt-file", metavar="F", type=path, help="a UTF-8 text, taken as it is"
     )
     source.add_argument(
         "--tokens",
         metavar="F.npy",
-        type=Path,
+        type=path,
         action="append",
         help="token ids, int32 or int64: 1-D is one sequence, 2-D a batch; repeat it for sequences "
         "of different lengths",
@@ -75,7 +95,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     source.add_argument(
         "--jsonl-in",
         metavar="F",
-        type=Path,
+        type=path,
         help="one JSON object a line with prompt, tokens or messages, and id and sampling options "
         "if it has any; - is stdin",
     )
@@ -135,7 +155,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="DIR",
-        type=Path,
+        type=path,
         required=True,
         help="a Hugging Face checkpoint directory",
     )

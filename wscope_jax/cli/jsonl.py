@@ -1,16 +1,19 @@
 """Many prompts in one file: a JSON object a line, all of them checked before anything runs."""
 
 import dataclasses
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, BinaryIO, Final
 
 from wscope_jax.cli import groups, prompts
 from wscope_jax.errors import UsageError
+from wscope_jax.sizes import amount
 from wscope_jax.strict_json import parse_object
 
 SOURCES: Final = ("prompt", "tokens", "messages")
 MOST_MESSAGES: Final = 10_000
+MOST_BYTES: Final = 256 * 10**6  # of all lines
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -43,15 +46,36 @@ def read(file: Path) -> list[Line]:
         UsageError: If the file cannot be read, is empty, or a line is wrong; it names the line.
     """
     where = f"--jsonl-in {file}"
-    raw = prompts.read_stdin() if str(file) == "-" else prompts.read_file(file, where)
-    lines = [
-        _parse(f"{where} line {number}", number, text)
-        for number, text in enumerate(raw.split(b"\n"), start=1)
-        if text.strip()
-    ]
+    is_stdin = str(file) == "-"
+    with prompts.opened_stdin() if is_stdin else prompts.opened(file, where) as stream:
+        lines = [
+            _parse(f"{where} line {number}", number, raw)
+            for number, raw in _split(stream, where)
+            if raw.strip()
+        ]
     if not lines:
         raise UsageError(f"{where}: has no lines; give each prompt one")
     return lines
+
+
+def _split(stream: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
+    """The lines with their numbers, read one by one so that an endless source is found out."""
+    num_bytes = 0
+    for number in itertools.count(1):
+        raw = stream.readline(prompts.MOST_BYTES + 1)
+        num_bytes += len(raw)
+        if len(raw) > prompts.MOST_BYTES:
+            raise UsageError(
+                f"{where} line {number}: more than {amount(prompts.MOST_BYTES)}, which no model could read as a prompt"
+            )
+        if num_bytes > MOST_BYTES:
+            raise UsageError(
+                f"{where} line {number}: more than {amount(MOST_BYTES)} up to here, which no machine could run "
+                "as one batch; split the file"
+            )
+        if not raw:
+            return
+        yield number, raw.removesuffix(b"\n")
 
 
 def _parse(where: str, number: int, raw: bytes) -> Line:

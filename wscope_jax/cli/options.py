@@ -2,12 +2,15 @@
 
 import argparse
 import os
+import re
 import sys
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import wscope_jax
 from wscope_jax.cli import groups, streams
+
+if TYPE_CHECKING:
+    from _typeshed import SupportsWrite
 
 
 def is_debug() -> bool:
@@ -20,9 +23,25 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Prints the line and exits with code 2."""
+        message = re.sub(r"^argument (\S+): is empty", r"\1 is empty", message)
         line = streams.printable(f"error: {message} (see {self.prog} --help)")
-        print(f"wscope: {line}", file=sys.stderr)
+        streams.tell(f"wscope: {line}\n")
         raise SystemExit(2)
+
+    def _print_message(self, message: str, file: "SupportsWrite[str] | None" = None) -> None:
+        """Prints a help text; unlike argparse it does not drop the error of a full stdout."""
+        (file or sys.stderr).write(message)
+
+
+class Verb(Parser):
+    """The parser of one verb, which refuses itself what it does not know, and so points to its own help."""
+
+    def parse_known_args(self, *args: Any, **kwargs: Any) -> Any:
+        """Parses everything, or exits with code 2."""
+        found, unknown = super().parse_known_args(*args, **kwargs)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 class _Once(argparse.Action):
@@ -48,10 +67,10 @@ def build_parser() -> Parser:
         description="Long-context inference of Mixture-of-Experts models with a KV cache that is "
         "placed once, when it is written, and attended to where it lies.",
         epilog="Exit codes: 0 done, 1 internal error, 2 usage, 3 does not fit into memory, "
-        "4 checkpoint, 5 machine, 130 interrupted. WSCOPE_DEBUG=1 shows tracebacks.",
+        "4 checkpoint, 5 machine, 130 interrupted, 143 terminated. WSCOPE_DEBUG=1 shows tracebacks.",
     )
     parser.add_argument("--version", action="version", version=f"wscope {wscope_jax.__version__}")
-    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB", parser_class=Verb)
     for name, add, line in (
         ("generate", _add_generate, "continue a prompt"),
         ("score", _add_score, "log-likelihood and logits of given tokens"),
@@ -81,7 +100,7 @@ def _add_generate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--jsonl-out",
         metavar="F",
-        type=Path,
+        type=groups.path,
         help="write one JSON object a prompt, whole or not at all; - is stdout",
     )
     groups.add_json(parser)
@@ -92,7 +111,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--tokens",
         metavar="F.npy",
-        type=Path,
+        type=groups.path,
         action=_Once,
         required=True,
         help="token ids as for generate; one file",
@@ -107,7 +126,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--logits-out",
         metavar="OUT.npy",
-        type=Path,
+        type=groups.path,
         help="write the float32 logits of positions P-1 to the last one here",
     )
     groups.add_cache(parser)
@@ -123,6 +142,7 @@ def _add_plan(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         metavar="DIR|NAME",
+        type=groups.name,
         required=True,
         help="a checkpoint directory (config.json is enough), or a model whose configuration ships "
         "with this package: " + ", ".join(groups.CONFIGURATIONS),

@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from wscope_jax import __version__, cores, machine
-from wscope_jax.sizes import amount
+from wscope_jax.cli import start, trial
+from wscope_jax.sizes import amount, counted
 
 PYTHONS: Final = ((3, 11), (3, 14))  # oldest and newest that are tested
 JAX: Final = ((0, 10, 2), (0, 13))  # from, and below
@@ -208,7 +209,7 @@ def _bandwidth() -> Iterator[Finding]:
             return time.perf_counter() - start
 
         seconds = min(read() for _ in range(3))
-    what = f"how fast memory gives {amount(READ_BYTES)} to numpy on {_of(threads, 'thread')}, best of 3"
+    what = f"how fast memory gives {amount(READ_BYTES)} to numpy on {counted(threads, 'thread')}, best of 3"
     yield Finding("read bandwidth", f"{_rate(READ_BYTES / seconds)}: {what}")
     try:
         module: Any = importlib.import_module("wscope_jax._ffi")
@@ -218,7 +219,7 @@ def _bandwidth() -> Iterator[Finding]:
     shape, num_bytes = (32, 8, 128, 128, False, 256, "bfloat16"), 8 * 256 * 256 * 2
     ns = module.time_attention(*shape, KERNEL_BLOCKS)
     isa = module.isa_of(*shape) if hasattr(module, "isa_of") else "portable"
-    size, workers = KERNEL_BLOCKS * num_bytes, _of(module.num_workers(), "worker")
+    size, workers = KERNEL_BLOCKS * num_bytes, counted(module.num_workers(), "worker")
     what = (
         f"how fast the CPU's attention goes through {amount(size)} of cache on {workers} "
         f"({isa}, bfloat16, 4 query heads a kv head)"
@@ -229,10 +230,6 @@ def _bandwidth() -> Iterator[Finding]:
 def _rate(bytes_per_s: float) -> str:
     """A bandwidth; a GB is 10^9 bytes, as everywhere in this program's output."""
     return f"{bytes_per_s / 1e9:.1f} GB/s"
-
-
-def _of(number: int, thing: str) -> str:
-    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def _environment() -> Iterator[Finding]:
@@ -246,6 +243,17 @@ def _environment() -> Iterator[Finding]:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms.split(",")[0] in ("cuda", "gpu") and not machine.gpus():
         yield Finding("JAX_PLATFORMS", "asks for a GPU, there is none", FAULT, "unset it")
+    if (refusal := start.cache_refusal()) is not None:
+        yield Finding("compiled programs", "are not kept between runs", WARNING, refusal)
+
+
+def _backend() -> Iterator[Finding]:
+    """Whether jax starts as the environment asks; in a process of its own, for on a GPU it would keep memory."""
+    code, said = trial.start_jax()
+    if code == 0:
+        yield Finding("jax's device", said)
+    else:
+        yield Finding("jax's device", said, FAULT, "neither generate, score nor demo will run")
 
 
 _OFF: Final = ("", "0", "false", "off", "no")
@@ -254,7 +262,7 @@ VARIABLES: Final[dict[str, tuple[tuple[str, ...] | None, str]]] = {
     "JAX_PLATFORMS": (("", "cpu", "cuda", "gpu", "cuda,cpu"), "only cpu and cuda are supported"),
     "JAX_ENABLE_X64": (_OFF, "unset it: programs here are made for 32-bit numbers"),
     "JAX_DEBUG_NANS": (_OFF, "unset it: it runs every step twice when a NaN appears"),
-    "JAX_DISABLE_JIT": (_OFF, "unset it: steps are slow, and calls may lose their order"),
+    "JAX_DISABLE_JIT": (_OFF, "unset it: programs are compiled ahead, which it forbids"),
     "JAX_DEFAULT_MATMUL_PRECISION": (None, ""),
     "JAX_COMPILATION_CACHE_DIR": (None, ""),
     "XLA_FLAGS": (None, ""),
@@ -275,4 +283,5 @@ PROBES: Final[tuple[Callable[[], Iterator[Finding]], ...]] = (
     _gpu,
     _bandwidth,
     _environment,
+    _backend,
 )

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
+from wscope_jax.cli import signals
 from wscope_jax.progress import SILENT, Progress
 
 if TYPE_CHECKING:
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
 
 AFTER_S: Final = 0.5  # what is shorter needs no bar
 EVERY_S: Final = 0.1
+RESTORE: Final = b"\r\x1b[2K\x1b[?25h"  # an empty line and the cursor that a bar hides
 
 
 class TerminalProgress:
@@ -51,6 +53,7 @@ class TerminalProgress:
             return
         self._drawn = now
         if not self._is_running:
+            signals.set_farewell(b"" if self._bars.console.is_dumb_terminal else RESTORE)
             self._bars.start()
             self._is_running = True
         if name not in self._tasks:
@@ -63,6 +66,7 @@ class TerminalProgress:
         if self._is_running:
             self._bars.stop()
             self._is_running = False
+            signals.set_farewell(b"")
         for task in self._tasks.values():
             self._bars.remove_task(task)  # type: ignore[arg-type]
         self._tasks.clear()

@@ -1,14 +1,23 @@
 """Where a prompt comes from: the command line, a file, files of token ids, or stdin."""
 
 import argparse
+import codecs
+import contextlib
+import math
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
 
 from wscope_jax.errors import CheckpointError, UsageError
+from wscope_jax.sizes import amount
+
+MOST_BYTES: Final = 64 * 10**6  # of one prompt: some ten million tokens
+MOST_IDS: Final = 10**8  # in one file of token ids
+_CHUNK_BYTES: Final = 1 << 20
 
 Prompt = str | list[int]
 Ids = npt.NDArray[np.int64]
@@ -20,24 +29,41 @@ def read_prompts(arguments: argparse.Namespace) -> list[Prompt]:
     Raises:
         UsageError: If there is not exactly one source, or it cannot be read, or a prompt is empty.
     """
+    return [prompt for _, prompt in read_named(arguments)]
+
+
+def read_named(arguments: argparse.Namespace) -> list[tuple[str, Prompt]]:
+    """The prompts of `read_prompts`, each with what messages call it.
+
+    Raises:
+        UsageError: See `read_prompts`.
+    """
     given = list_sources(arguments)
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give one source of the prompt, not {len(given)}")
     if arguments.tokens is not None:
-        return [
-            row for file in arguments.tokens for row in np.atleast_2d(read_tokens(file)).tolist()
-        ]
+        return [row for file in arguments.tokens for row in _name_rows(file)]
     if arguments.prompt is not None:
         where, texts = "--prompt", [_argument(text) for text in arguments.prompt]
     elif arguments.prompt_file is not None:
         where = f"--prompt-file {arguments.prompt_file}"
-        texts = [decode(read_file(arguments.prompt_file, where), where)]
+        with opened(arguments.prompt_file, where) as stream:
+            texts = [read_text(stream, where)]
     else:
         where = "stdin"
-        texts = [decode(read_stdin(), where)]
+        with opened_stdin() as stream:
+            texts = [read_text(stream, where)]
     if not all(texts):
         raise UsageError(f"{where}: the prompt is empty; give it a token")
-    return list(texts)
+    names = ["prompt", *(f"prompt {number}" for number in range(1, len(texts) + 1))]
+    return list(zip(names[len(texts) > 1 :], texts, strict=False))
+
+
+def _name_rows(file: Path) -> list[tuple[str, Prompt]]:
+    ids = read_tokens(file)
+    if ids.ndim == 1:
+        return [(f"--tokens {file}", ids.tolist())]
+    return [(f"--tokens {file} row {row} (from 0)", each) for row, each in enumerate(ids.tolist())]
 
 
 def list_sources(arguments: argparse.Namespace) -> list[str]:
@@ -54,12 +80,14 @@ def read_tokens(file: Path) -> Ids:
     """The token ids of one `.npy` file as int64, [T] for one sequence or [B, T] for a batch.
 
     Raises:
-        UsageError: If the file is missing, empty, or no int32 or int64 array of 1 or 2 dimensions.
+        UsageError: If the file is missing, empty, beyond `MOST_IDS`, or no int32 or int64 array of 1 or 2 dimensions.
     """
     where = f"--tokens {file}"
     try:
         with file.open("rb") as stream:
-            ids = _load(stream)
+            ids = _load(stream, where)
+    except UsageError:
+        raise
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror or error}") from error
     except Exception as error:
@@ -76,12 +104,24 @@ def read_tokens(file: Path) -> Ids:
     return ids.astype(np.int64)
 
 
-def _load(stream: BinaryIO) -> npt.NDArray[np.generic]:
-    """Reads one array; refuses pickles and archives, which `numpy.load` would recognise."""
-    if stream.read(6) != np.lib.format.MAGIC_PREFIX:
+def _load(stream: BinaryIO, where: str) -> npt.NDArray[np.generic]:
+    """Reads one array; refuses pickles and archives, which `numpy.load` would recognise, and what is too large."""
+    form = np.lib.format
+    if stream.read(6) != form.MAGIC_PREFIX:
         raise ValueError("no .npy header")
     stream.seek(0)
-    array: npt.NDArray[np.generic] = np.lib.format.read_array(stream, allow_pickle=False)
+    read_header = (
+        form.read_array_header_1_0
+        if form.read_magic(stream) == (1, 0)
+        else form.read_array_header_2_0
+    )
+    shape, _, dtype = read_header(stream)
+    if math.prod(shape) * max(1, dtype.itemsize // 8) > MOST_IDS:
+        raise UsageError(
+            f"{where}: has shape {shape}, more than {MOST_IDS:,} token ids, which no model could read"
+        )
+    stream.seek(0)
+    array: npt.NDArray[np.generic] = form.read_array(stream, allow_pickle=False)
     return array
 
 
@@ -90,30 +130,56 @@ def _argument(text: str) -> str:
     return decode(text.encode("utf-8", "surrogateescape"), "--prompt")
 
 
-def read_file(file: Path, where: str) -> bytes:
-    """All bytes of a file.
+@contextlib.contextmanager
+def opened(file: Path, where: str) -> Iterator[BinaryIO]:
+    """The bytes of a file, which is closed after the block.
 
     Raises:
-        UsageError: If it cannot be read.
+        UsageError: If it cannot be opened or, within the block, read.
     """
     try:
-        return file.read_bytes()
+        with file.open("rb") as stream:
+            yield stream
     except OSError as error:
         raise UsageError(f"{where}: {error.strerror or error}") from error
 
 
-def read_stdin() -> bytes:
-    """All bytes of stdin.
+@contextlib.contextmanager
+def opened_stdin() -> Iterator[BinaryIO]:
+    """The bytes of stdin.
 
     Raises:
-        UsageError: If it is a terminal, closed, or cannot be read.
+        UsageError: If it is a terminal, closed or, within the block, cannot be read.
     """
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("no prompt; give --prompt, --prompt-file or --tokens, or pipe it to stdin")
     try:
-        return sys.stdin.buffer.read()
+        yield sys.stdin.buffer
     except OSError as error:
         raise UsageError(f"stdin: {error.strerror or error}") from error
+
+
+def read_text(stream: BinaryIO, where: str) -> str:
+    """All text of a stream in UTF-8; what is wrong with it ends the reading at once.
+
+    Raises:
+        UsageError: If it is not UTF-8, with the first wrong byte, or longer than `MOST_BYTES`.
+    """
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    parts, num_bytes, raw = [], 0, b"-"
+    while raw:
+        raw = stream.read(_CHUNK_BYTES)
+        begun = len(decoder.getstate()[0])  # bytes of a character whose end is still to come
+        try:
+            parts.append(decoder.decode(raw, final=not raw))
+        except UnicodeDecodeError as error:
+            raise _no_utf8(error, where, num_bytes - begun) from error
+        num_bytes += len(raw)
+        if num_bytes > MOST_BYTES:
+            raise UsageError(
+                f"{where}: more than {amount(MOST_BYTES)}, which no model could read as a prompt"
+            )
+    return "".join(parts)
 
 
 def decode(raw: bytes, where: str) -> str:
@@ -125,9 +191,12 @@ def decode(raw: bytes, where: str) -> str:
     try:
         return raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise UsageError(
-            f"{where}: not UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}"
-        ) from error
+        raise _no_utf8(error, where, 0) from error
+
+
+def _no_utf8(error: UnicodeDecodeError, where: str, before: int) -> UsageError:
+    wrong, offset = error.object[error.start], before + error.start
+    return UsageError(f"{where}: not UTF-8: byte 0x{wrong:02x} at offset {offset}")
 
 
 def require_tokenizer(model: Path) -> None:

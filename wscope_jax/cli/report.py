@@ -6,7 +6,7 @@ from typing import Any, Final, NoReturn, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from wscope_jax.sizes import amount
+from wscope_jax.sizes import amount, counted
 
 
 class AnswerConsole(Console):
@@ -21,7 +21,7 @@ ROLES: Final = {
     "unpinned": ("host", "the CPU attends to it where it lies"),
     "pinned": ("host", "streamed to the device in every step"),
     "window": ("device", "the newest entries, not yet placed"),
-    "ping_pong": ("device", "two slots for what is being streamed"),
+    "ping_pong": ("device", "two small buffers through which pinned blocks pass"),
 }  # of each region: where it lies, what it is for
 
 PACE: Final = {"cpu": "CPU", "link": "link", "device": "device"}
@@ -41,7 +41,12 @@ def regions_table(regions: Mapping[str, Mapping[str, int]]) -> Table:
     table.add_column("what it is for")
     for name, held in regions.items():
         memory, role = ROLES.get(name, ("", ""))
-        table.add_row(name, memory, f"{held['tokens']:,}", amount(held["bytes"]), role)
+        is_passage = (
+            name == "ping_pong"
+        )  # its room in one layer, where the others hold tokens of all
+        tokens = "" if is_passage else f"{held['tokens']:,}"
+        role += f"; room for {held['tokens']:,} tokens of one layer" if is_passage else ""
+        table.add_row(name, memory, tokens, amount(held["bytes"]), role)
     return table
 
 
@@ -55,7 +60,7 @@ def summary(result: Mapping[str, Any]) -> str:
     share, timing, compiles = result["cpu_share"], result["timing"], result["compiles"]
     return ", ".join(
         (
-            f"{tokens} tokens",
+            counted(tokens, "token"),
             f"prefill {timing['prefill_s']:.2f} s ({timing['prefill_tokens_per_s']:,.0f} tokens/s)",
             f"decode {timing['decode_s']:.2f} s ({timing['decode_tokens_per_s']:,.1f} tokens/s)",
             f"CPU share {share['first']:.2f} -> {share['last']:.2f}",

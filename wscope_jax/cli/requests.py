@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wscope_jax.cli import jsonl, start
-from wscope_jax.cli.prompts import Prompt, list_sources, read_prompts, require_tokenizer
+from wscope_jax.cli.prompts import Prompt, list_sources, read_named, require_tokenizer
 from wscope_jax.errors import UsageError
+from wscope_jax.sizes import counted
 
 if TYPE_CHECKING:
     from wscope_jax.chat import Message
@@ -102,7 +103,11 @@ def encode(arguments: argparse.Namespace, requests: Sequence[Request]) -> list[l
     for request in requests:
         if isinstance(request.prompt, str):
             assert tokenizer is not None
-            ids = tokenizer.encode(request.prompt, is_whole=request.is_whole)
+            try:
+                ids = tokenizer.encode(request.prompt, is_whole=request.is_whole)
+            except UsageError as error:
+                text = str(error).removeprefix("prompt: ")
+                raise UsageError(f"{request.where}: {text}") from None
         else:
             ids = request.prompt
         check_ids(ids, vocab_size, request.where)
@@ -117,10 +122,12 @@ def _fit(where: str, ids: list[int], most: int | None, side: str | None) -> list
     kept = most - 1
     if side is None or not kept:
         raise UsageError(
-            f"{where}: {len(ids)} tokens leave no room for a new one in --max-model-len {most}; "
+            f"{where}: {counted(len(ids), 'token')}, no room is left for a new one in --max-model-len {most}; "
             "shorten it, raise the limit, or let it be cut with --truncate left or right"
         )
-    log.warning("%s: %d of %d tokens are kept, cut at the %s", where, kept, len(ids), side)
+    log.warning(
+        "%s: %d of %s are kept, cut at the %s", where, kept, counted(len(ids), "token"), side
+    )
     return ids[-kept:] if side == "left" else ids[:kept]
 
 
@@ -131,12 +138,11 @@ def _lines(arguments: argparse.Namespace) -> list[jsonl.Line]:
                 f"--jsonl-in and {' and '.join(others)}: give one source of the prompts"
             )
         return jsonl.read(arguments.jsonl_in)
-    prompts = read_prompts(arguments)
+    prompts = read_named(arguments)
     if arguments.chat and arguments.tokens is not None:
         raise UsageError("--chat and --tokens: a chat template needs text; give --prompt")
     lines = []
-    for number, prompt in enumerate(prompts, start=1):
-        where = "prompt" if len(prompts) == 1 else f"prompt {number}"
+    for number, (where, prompt) in enumerate(prompts, start=1):
         if isinstance(prompt, str):
             lines.append(jsonl.Line(where=where, number=number, prompt=prompt))
         else:

@@ -2,7 +2,7 @@
 
 import argparse
 import math
-from typing import Final
+from typing import BinaryIO, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +10,7 @@ import numpy.typing as npt
 from wscope_jax.cli import answer, progress, start
 from wscope_jax.cli.prompts import Ids, read_tokens
 from wscope_jax.errors import UsageError, WscopeError
+from wscope_jax.sizes import counted
 
 _CHUNK: Final = 256  # positions turned to float64 at a time; a vocabulary may have 150,000 entries
 
@@ -24,9 +25,13 @@ def run(arguments: argparse.Namespace) -> int:
     ids = read_tokens(arguments.tokens)
     prefill, length = arguments.prefill, ids.shape[-1]
     if prefill > length:
-        raise UsageError(f"--prefill {prefill}: there are {length} tokens; give 1 to {length}")
+        raise UsageError(
+            f"--prefill {prefill}: beyond the {counted(length, 'token')}; give 1 to {length}"
+        )
     if arguments.max_model_len is not None and arguments.max_model_len < length:
-        raise UsageError(f"--max-model-len {arguments.max_model_len}: there are {length} tokens")
+        raise UsageError(
+            f"--max-model-len {arguments.max_model_len}: less than the {counted(length, 'token')}"
+        )
     if arguments.logits_out is not None:
         answer.require_writable(arguments.logits_out, "--logits-out")
     start.prepare(arguments.threads, quiet=arguments.quiet)
@@ -52,9 +57,10 @@ def run(arguments: argparse.Namespace) -> int:
     values = {"nll": nll, "prefill": prefill, "logits_out": out}
     if arguments.logits_out is not None:
         try:
-            answer.write_whole(arguments.logits_out, lambda stream: np.save(stream, logits))
+            answer.write_whole(arguments.logits_out, lambda stream: _save(stream, logits))
         except OSError as error:
-            answer.fail(f"--logits-out {out}", values | {"logits_out": None}, error)
+            rest = "the logits are lost, and no half file is left; the rest of "
+            answer.fail(f"--logits-out {out}", values | {"logits_out": None}, error, rest=rest)
     if arguments.json:
         answer.print_json(values)
     else:
@@ -62,6 +68,13 @@ def run(arguments: argparse.Namespace) -> int:
             "nll: no token was forced" if nll is None else f"nll {nll:.6f} nats a token"
         )
     return 0
+
+
+def _save(stream: BinaryIO, logits: npt.NDArray[np.float32]) -> None:
+    """Writes a .npy file; unlike `numpy.save`, which counts bytes, an error says what the system said."""
+    form = np.lib.format
+    form.write_array_header_1_0(stream, form.header_data_from_array_1_0(logits))
+    stream.write(np.ascontiguousarray(logits).data)
 
 
 def _require_in_vocabulary(arguments: argparse.Namespace, ids: Ids) -> None:

@@ -58,16 +58,44 @@ def require_device() -> None:
     """Starts jax's backend.
 
     Raises:
-        MachineError: If there is none for what JAX_PLATFORMS asks for.
+        MachineError: If there is none for what JAX_PLATFORMS asks for, or JAX_DISABLE_JIT is set.
     """
     import jax
 
+    if jax.config.jax_disable_jit:  # type: ignore[attr-defined]
+        raise MachineError(
+            "JAX_DISABLE_JIT is set, but steps are programs that are compiled ahead; unset it"
+        )
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion: a platform without its plugin
         asked = os.environ.get("JAX_PLATFORMS", "")
         text = " ".join(str(error).split()) or "no such device, or no jax plugin for it"
         raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
+
+
+def warn_of_cache() -> None:
+    """Says that every run will compile anew where compiled programs cannot be kept."""
+    if (refusal := cache_refusal()) is not None:
+        log.warning(
+            "compiled programs are not kept, so that every run compiles them anew: %s", refusal
+        )
+
+
+def cache_refusal() -> str | None:
+    """Why compiled programs cannot be kept between runs, and what to do; None if they can."""
+    asked = os.environ.get("JAX_COMPILATION_CACHE_DIR")
+    if asked is not None and (not asked or "://" in asked):  # not wanted, or on a remote store
+        return None
+    folder = _compilation_cache() if asked is None else Path(asked)
+    remedy = "set JAX_COMPILATION_CACHE_DIR to a folder that you may write to"
+    if folder is None:
+        return f"there is no home directory; {remedy}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        return f"{folder}: {error.strerror or error}; {remedy}"
+    return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder}: not writable; {remedy}"
 
 
 def require_directory(model: Path) -> None:
@@ -169,6 +197,7 @@ def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     is_auto = arguments.policy == "auto" and arguments.cpu_share is None
     require_device()
+    warn_of_cache()
     return Engine.from_pretrained(
         arguments.model,
         policy="auto" if is_auto else policy,

@@ -5,16 +5,38 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
 
 from wscope_jax.errors import MachineError, OutputError
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer as Buffer
 
 
 class _Nowhere(io.TextIOWrapper):
     """Stands for a stream that was closed when the process began."""
 
 
+class _Lossy(io.FileIO):
+    """A descriptor for messages: what it does not take is lost, and ends nothing.
+
+    Attributes:
+        has_lost: something was not taken.
+    """
+
+    has_lost = False
+
+    def write(self, raw: "Buffer", /) -> int:
+        """Writes what can be written."""
+        try:
+            return super().write(raw)
+        except OSError:
+            self.has_lost = True
+            return memoryview(raw).nbytes
+
+
 def prepare() -> None:
-    """Makes both usable: what was closed goes nowhere, what cannot be encoded is escaped."""
+    """Makes both usable: closed ones go nowhere, what cannot be encoded is escaped. A full stderr ends nothing."""
     for number, name in ((1, "stdout"), (2, "stderr")):
         stream = getattr(sys, name)
         if stream is None:
@@ -23,6 +45,10 @@ def prepare() -> None:
         elif hasattr(stream, "reconfigure"):
             with contextlib.suppress(ValueError):
                 stream.reconfigure(errors="backslashreplace")
+    stderr: Any = sys.__stderr__
+    if stderr is not None and stderr is sys.stderr:
+        raw, encoding = io.BufferedWriter(_Lossy(2, "wb", closefd=False)), stderr.encoding
+        sys.stderr = io.TextIOWrapper(raw, encoding, errors="backslashreplace", line_buffering=True)
 
 
 def require_stdout() -> None:
@@ -64,6 +90,17 @@ def flush() -> None:
     """
     with printing():
         pass
+
+
+def tell(text: str) -> bool:
+    """Writes to stderr; whether it has taken everything so far."""
+    try:
+        sys.stderr.write(text)
+        sys.stderr.flush()
+    except (OSError, ValueError):
+        return False
+    raw = getattr(getattr(sys.stderr, "buffer", None), "raw", None)
+    return not getattr(raw, "has_lost", False)
 
 
 def discard_stdout() -> None:
