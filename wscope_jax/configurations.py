@@ -4,6 +4,7 @@ The layouts of DeepSeek-V4 stand here until that family has a model.
 """
 
 import importlib.resources
+import logging
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -25,6 +26,8 @@ from wscope_jax.models.config import MAX_LAYERS, MAX_WIDTH, ModelConfig, read_dt
 from wscope_jax.models.fields import Fields
 from wscope_jax.models.registry import STORED_DTYPES, choose_dtype, places
 from wscope_jax.models.rope import MAX_POSITIONS
+
+log = logging.getLogger(__name__)
 
 ITEM_BYTES: Final[Mapping[str, int]] = {"bfloat16": 2, "float32": 4}
 
@@ -125,6 +128,8 @@ def _describe(
         count = 0 if tensors else fields.integer("num_parameters", None, 1, 1 << 50)
     else:
         config: ModelConfig = BY_TYPE[model_type].read(fields, Fields({}, fields.path))
+        if not tensors:  # which would contradict it
+            _tell_defaults(fields, config)
         model = abstract(config, "bfloat16")
         streams, limit = model.streams, config.max_positions
         count = sum(leaf.size for leaf in jax.tree.leaves(nnx.state(model)))
@@ -145,6 +150,22 @@ def _describe(
         position_limit=limit,
         has_model=model_type in BY_TYPE,
     )
+
+
+def _tell_defaults(fields: Fields, config: ModelConfig) -> None:
+    """Says which sizes config.json leaves to the defaults of its family."""
+    for key, taken in (
+        ("hidden_size", config.hidden_size),
+        ("num_hidden_layers", config.num_layers),
+    ):
+        if fields.get(key) is None:
+            log.warning(
+                "%s: %s is missing; %d is taken, the default of %s",
+                fields.path,
+                key,
+                taken,
+                config.model_type,
+            )
 
 
 def _shared(width: int, tokens_per_entry: int = 1) -> EntryLayout:

@@ -122,3 +122,12 @@ def test_a_share_of_minus_nothing() -> None:
     done = wscope("plan", "--model", DEMO, "--cpu-share", "-0", "--json")
     assert done.code == 0
     assert "-0" not in done.out
+
+
+def test_a_plan_tells_what_it_takes_for_granted(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "qwen3_moe"}')
+    done = wscope("plan", "--model", tmp_path)
+    assert done.code == 0
+    assert (
+        "config.json: hidden_size is missing; 2048 is taken, the default of qwen3_moe" in done.err
+    )

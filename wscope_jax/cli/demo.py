@@ -41,6 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     start.prepare()
     start.require_device()
+    start.warn_of_cache()
     planted = demo_text.plant(_SEED, num_bytes=_TEXT_BYTES, depths=_DEPTHS)
     with _open_engine() as engine:
         values = _continue(engine, planted.text, is_shown=not arguments.json)

@@ -1,6 +1,7 @@
 """`wscope doctor`: what this machine and its installation have, what they lack, and what to do about it."""
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator
 from typing import Any, Final
@@ -56,6 +57,10 @@ def _print(findings: list[Finding]) -> None:
         remedy = f"\n-> {finding.remedy}" if finding.remedy else ""
         style = styles.get(finding.status)
         table.add_row(finding.status, finding.name, f"{finding.value}{remedy}", style=style)
-    # A path is to be copied: only a terminal, which has a width, gets its lines cut.
-    width = None if sys.stdout.isatty() else _WIDE
-    AnswerConsole(file=sys.stdout, highlight=False, markup=False, width=width).print(table)
+    if sys.stdout.isatty():
+        AnswerConsole(file=sys.stdout, highlight=False, markup=False).print(table)
+        return
+    # A path is to be copied: only a terminal, which has a width, gets its lines cut and filled.
+    text = io.StringIO()
+    AnswerConsole(file=text, highlight=False, markup=False, width=_WIDE).print(table)
+    print("\n".join(map(str.rstrip, text.getvalue().splitlines())))

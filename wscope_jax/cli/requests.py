@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from wscope_jax.cli import jsonl, start
 from wscope_jax.cli.prompts import Prompt, list_sources, read_named, require_tokenizer
 from wscope_jax.errors import UsageError
+from wscope_jax.sizes import counted
 
 if TYPE_CHECKING:
     from wscope_jax.chat import Message
@@ -120,11 +121,14 @@ def _fit(where: str, ids: list[int], most: int | None, side: str | None) -> list
         return ids
     kept = most - 1
     if side is None or not kept:
+        leave = f"{counted(len(ids), 'token')} {'leaves' if len(ids) == 1 else 'leave'}"
         raise UsageError(
-            f"{where}: {len(ids)} tokens leave no room for a new one in --max-model-len {most}; "
+            f"{where}: {leave} no room for a new one in --max-model-len {most}; "
             "shorten it, raise the limit, or let it be cut with --truncate left or right"
         )
-    log.warning("%s: %d of %d tokens are kept, cut at the %s", where, kept, len(ids), side)
+    log.warning(
+        "%s: %d of %s are kept, cut at the %s", where, kept, counted(len(ids), "token"), side
+    )
     return ids[-kept:] if side == "left" else ids[:kept]
 
 

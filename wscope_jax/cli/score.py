@@ -10,6 +10,7 @@ import numpy.typing as npt
 from wscope_jax.cli import answer, progress, start
 from wscope_jax.cli.prompts import Ids, read_tokens
 from wscope_jax.errors import UsageError, WscopeError
+from wscope_jax.sizes import counted
 
 _CHUNK: Final = 256  # positions turned to float64 at a time; a vocabulary may have 150,000 entries
 
@@ -24,9 +25,13 @@ def run(arguments: argparse.Namespace) -> int:
     ids = read_tokens(arguments.tokens)
     prefill, length = arguments.prefill, ids.shape[-1]
     if prefill > length:
-        raise UsageError(f"--prefill {prefill}: there are {length} tokens; give 1 to {length}")
+        raise UsageError(
+            f"--prefill {prefill}: beyond the {counted(length, 'token')}; give 1 to {length}"
+        )
     if arguments.max_model_len is not None and arguments.max_model_len < length:
-        raise UsageError(f"--max-model-len {arguments.max_model_len}: there are {length} tokens")
+        raise UsageError(
+            f"--max-model-len {arguments.max_model_len}: less than the {counted(length, 'token')}"
+        )
     if arguments.logits_out is not None:
         answer.require_writable(arguments.logits_out, "--logits-out")
     start.prepare(arguments.threads, quiet=arguments.quiet)

@@ -66,7 +66,6 @@ def require_device() -> None:
         raise MachineError(
             "JAX_DISABLE_JIT is set, but steps are programs that are compiled ahead; unset it"
         )
-    _warn_of_cache()
     try:
         jax.devices()
     except (RuntimeError, AssertionError) as error:  # an assertion: a platform without its plugin
@@ -75,7 +74,7 @@ def require_device() -> None:
         raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
 
 
-def _warn_of_cache() -> None:
+def warn_of_cache() -> None:
     """Says that every run will compile anew where compiled programs cannot be kept."""
     if (refusal := cache_refusal()) is not None:
         log.warning(
@@ -198,6 +197,7 @@ def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     is_auto = arguments.policy == "auto" and arguments.cpu_share is None
     require_device()
+    warn_of_cache()
     return Engine.from_pretrained(
         arguments.model,
         policy="auto" if is_auto else policy,
