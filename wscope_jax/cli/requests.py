@@ -121,8 +121,9 @@ def _fit(where: str, ids: list[int], most: int | None, side: str | None) -> list
         return ids
     kept = most - 1
     if side is None or not kept:
+        leave = f"{counted(len(ids), 'token')} {'leaves' if len(ids) == 1 else 'leave'}"
         raise UsageError(
-            f"{where}: {counted(len(ids), 'token')}, no room is left for a new one in --max-model-len {most}; "
+            f"{where}: {leave} no room for a new one in --max-model-len {most}; "
             "shorten it, raise the limit, or let it be cut with --truncate left or right"
         )
     log.warning(
