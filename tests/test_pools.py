@@ -52,7 +52,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 def place(host: HostPools, placement: Placement, region: Region, count: int) -> int:
     """Places up to `count` blocks; how many had room."""
     for number in range(count):
-        if not host.has_room(region, placement):
+        if not (host.has_room(region, placement) and host.make_room(region, placement)):
             return number
         placement.append(0, placement.block)
         placement.place(0, region)
@@ -89,6 +89,14 @@ def test_the_budget_holds_and_every_slot_of_it_can_be_used(
     assert (done, settled(host)) == (100, 100)
 
 
+def test_to_ask_commits_nothing(make: Any) -> None:
+    host, placement = make(100, device=0, slots_per_chunk=8), placement_of(100)
+    assert host.has_room(PINNED, placement)
+    assert host.pool(PINNED).asked == []
+    assert place(host, placement, UNPINNED, 100) == 100
+    assert not host.has_room(PINNED, placement)
+
+
 def test_a_chunk_is_pinned_in_one_piece_or_in_equal_ones(make: Any) -> None:
     host = make(1000, device=0, slots_per_chunk=64)
     place(host, placement_of(1000), PINNED, 200)
@@ -106,7 +114,8 @@ def test_what_is_left_is_used_when_a_step_is_refused(
     host, placement = make(1000, device=0, slots_per_chunk=64), placement_of(1000)
     monkeypatch.setattr(Pool, "left", 70)
     assert place(host, placement, PINNED, 100) == 70
-    assert host.refusal(PINNED) == "the machine has no more"
+    assert "the machine has no more" in str(host.full("a block"))
     asked = len(host.pool(PINNED).asked)
     assert not host.has_room(PINNED, placement)
+    assert not host.make_room(PINNED, placement)
     assert len(host.pool(PINNED).asked) == asked  # not asked again

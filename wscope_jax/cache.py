@@ -373,14 +373,16 @@ class InplaceKVCache:
         return out
 
     def _route(self, row: int) -> Region | None:
-        occupancy = self.placement.occupancy(
-            row,
-            unpinned_room=self.policy.uses_host
-            and self._pools.has_room(Region.UNPINNED, self.placement),
-            pinned_room=self.policy.uses_link
-            and self._pools.has_room(Region.PINNED, self.placement),
-        )
-        return self.policy.route(occupancy)
+        uses = {Region.UNPINNED: self.policy.uses_host, Region.PINNED: self.policy.uses_link}
+        room = {r: used and self._pools.has_room(r, self.placement) for r, used in uses.items()}
+        while True:
+            occupancy = self.placement.occupancy(
+                row, unpinned_room=room[Region.UNPINNED], pinned_room=room[Region.PINNED]
+            )
+            region = self.policy.route(occupancy)
+            if region is None or self._pools.make_room(region, self.placement):
+                return region
+            room[region] = False
 
     def _start_evictions(self) -> None:
         for row in self._evictions.due(self.active_rows) if self._places else []:

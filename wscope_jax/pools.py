@@ -65,9 +65,8 @@ class HostPools:
         self._refused: dict[Region, str] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-commit")
         self._pending: dict[Region, Future[None]] = {}
-        self._targets = dict.fromkeys(
-            HOST_REGIONS, 0
-        )  # slots that are, or are about to be, committed
+        # Slots that each region has committed, or is about to.
+        self._targets = dict.fromkeys(HOST_REGIONS, 0)
 
     def id(self, region: Region) -> int:
         """Number of the region's pool in plans."""
@@ -78,9 +77,17 @@ class HostPools:
         return self._pools[region]
 
     def has_room(self, region: Region, placement: Placement) -> bool:
-        """Whether one more block can go to `region`: by the budget, and by the memory that the machine gives."""
+        """Whether one more block may go to `region`, by the budget; see `make_room`."""
         if not placement.has_room(region):
             return False
+        slots = placement.slot_lists[region]
+        needed = slots.num_used + 1
+        if slots.num_free > 0 or needed <= self._targets[region]:
+            return True
+        return needed <= self._room(region) and region not in self._refused
+
+    def make_room(self, region: Region, placement: Placement) -> bool:
+        """Gets the pages for one more block of `region`; false if the machine does not give them."""
         slots = placement.slot_lists[region]
         return slots.num_free > 0 or self._commit(region, slots.num_used + 1)
 
@@ -103,29 +110,34 @@ class HostPools:
         if pending is not None and (not pending.done() or pool.committed < num_slots):
             pending.exception()  # wait; a refusal shows below as a pool that is still too small
         self._targets[region] = pool.committed
-        # What a region has committed, the other cannot have: the budget is one.
-        room = self.max_slots - sum(n for r, n in self._targets.items() if r is not region)
-        if pool.committed < num_slots and not self._grow(region, num_slots, room):
+        if pool.committed < num_slots and not self._grow(region, num_slots):
             return False
-        step = self._steps[region]
-        target = min(room, pool.committed + step)
-        if (
-            pool.committed - num_slots < step // 2
-            and target > pool.committed
-            and region not in self._refused
-        ):
+        step = self._next_step(region)
+        target = min(self._room(region), pool.committed + step)
+        is_near = pool.committed - num_slots < step // 2
+        if is_near and target > pool.committed and region not in self._refused:
             # Without another thread (the system may refuse one) pages are committed when they are needed.
             with contextlib.suppress(RuntimeError):
                 self._pending[region] = self._executor.submit(pool.commit, target)
                 self._targets[region] = target
         return True
 
-    def _grow(self, region: Region, num_slots: int, room: int) -> bool:
+    def _room(self, region: Region) -> int:
+        """Slots that the region may commit: what the other has it cannot have, for the budget is one."""
+        return self.max_slots - sum(n for r, n in self._targets.items() if r is not region)
+
+    def _next_step(self, region: Region) -> int:
+        """Slots to commit at a time: fewer when little of the budget is left, so that little of it lies idle."""
+        spare = self.max_slots - sum(self._targets.values())
+        return min(self._steps[region], spare // 4)
+
+    def _grow(self, region: Region, num_slots: int) -> bool:
         # A refusal is final: to ask again for each block would take as long each time.
+        room, pool = self._room(region), self._pools[region]
         if num_slots > room or region in self._refused:
             return False
-        pool, step = self._pools[region], self._steps[region]
-        for target in dict.fromkeys((min(room, max(num_slots, pool.committed + step)), num_slots)):
+        ahead = min(room, max(num_slots, pool.committed + self._next_step(region)))
+        for target in dict.fromkeys((ahead, num_slots)):
             try:
                 pool.commit(target)
             except MemoryError as error:
