@@ -74,9 +74,11 @@ bool CudaLane::Release(All* returned, int64_t deadline_ns) {
   return taken.empty();
 }
 
-void CudaLane::Settle(cuda::Stream stream, std::shared_ptr<void> memory) {
+bool CudaLane::Settle(cuda::Stream stream, std::shared_ptr<void> memory) {
   Patience patience(NowNs() + kSettleNs);
-  if (!patience.Await([&] { return Cu().StreamQuery(stream); })) KeepForever(std::move(memory));
+  const bool settled = patience.Await([&] { return Cu().StreamQuery(stream); });
+  if (!settled) KeepForever(std::move(memory));
+  return settled;
 }
 
 Status CudaLane::TakePinned(int64_t bytes, std::shared_ptr<cuda::PinnedBuffer>* buffer) {

@@ -30,8 +30,9 @@ class CudaLane {
   // The part of it that touches XLA's slots.
   bool EndLoads(int64_t deadline_ns);
 
-  // After a failure: waits until the stream has done what was begun, which may use `memory`.
-  static void Settle(cuda::Stream stream, std::shared_ptr<void> memory);
+  // After a failure: waits until the stream has done what was begun, which may use `memory`. If it
+  // hangs, the memory is kept for ever, and false comes back.
+  static bool Settle(cuda::Stream stream, std::shared_ptr<void> memory);
 
   Handshake& handshake() { return *handshake_; }
   std::shared_ptr<cuda::Event> TakeEvent() { return events_.Take(); }

@@ -29,9 +29,8 @@ Status DeviceStore::MoveHome(const StagedStore& store) {
     using Memory =
         std::tuple<std::vector<StagedStore::Destination>, std::shared_ptr<cuda::DeviceBuffer>,
                    std::shared_ptr<cuda::PinnedBuffer>>;
-    CudaLane::Settle(
-        lane_->stores_.get(),
-        std::make_shared<Memory>(store.destinations, std::move(buffer_), lane_->bounce_));
+    auto memory = std::make_shared<Memory>(store.destinations, buffer_, lane_->bounce_);
+    if (!CudaLane::Settle(lane_->stores_.get(), std::move(memory))) buffer_ = nullptr;
   }
   return status;
 }

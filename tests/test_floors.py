@@ -40,6 +40,7 @@ FLOORS: Final = {
     "work": (0, 1),
     "token_ids": (1, 1),
     "rows": (1, 1),
+    "calls": (1, 2),
     "footprint": (0, 1),
     "attention": (2, 0),
     "schedules": (2, 1),

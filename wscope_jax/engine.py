@@ -17,6 +17,7 @@ import numpy.typing as npt
 from wscope_jax import calibration, devices, forced, forks, machine, policies
 from wscope_jax.arguments import integer
 from wscope_jax.cache import InplaceKVCache
+from wscope_jax.calls import Call
 from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import start_workers
 from wscope_jax.errors import UsageError
@@ -31,7 +32,7 @@ from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Result
 from wscope_jax.sampling import Sampling
 from wscope_jax.sizes import amount
-from wscope_jax.token_ids import Prompt, id_array, prompt_ids
+from wscope_jax.token_ids import Prompt, id_array
 from wscope_jax.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -189,39 +190,19 @@ class Engine:
             CapacityError: the host regions cannot hold `max_model_len` tokens of each row.
         """
         self._check_open()
-        ids = prompt_ids(prompts, self.model.vocab_size, self.tokenizer)
-        samplings = _settings(sampling, len(ids))
-        for setting in samplings:
-            if setting.stop and self.tokenizer is None:
-                raise UsageError(
-                    "stop: this checkpoint has no tokenizer.json, so there is no text to find stop strings in"
-                )
-            if setting.top_k > self.model.vocab_size:
-                raise UsageError(
-                    f"top_k: expected an integer from 0 to {self.model.vocab_size}, the size of the vocabulary, "
-                    f"got {setting.top_k}"
-                )
-        longest = max(map(len, ids))
-        if max_model_len is not None:
-            max_len = integer("max_model_len", max_model_len, 1)
-        else:
-            max_len = max(
-                len(row) + setting.max_new_tokens
-                for row, setting in zip(ids, samplings, strict=True)
-            )
-        if longest >= max_len:
-            raise UsageError(
-                f"prompt: {longest} tokens leave no room for a new one in max_model_len={max_len}; shorten it or raise "
-                "the limit"
-            )
-        self._warn_of_positions(max_len)
-        used = policy or self._choose(len(ids), max_len)
+        call = Call.of(
+            prompts,
+            sampling,
+            max_model_len,
+            vocab_size=self.model.vocab_size,
+            tokenizer=self.tokenizer,
+        )
+        self._warn_of_positions(call.max_len)
+        used = policy or self._choose(len(call.ids), call.max_len)
         return Generation(
             self._programs,
-            self._cache(len(ids), max_len, used),
-            ids,
-            samplings,
-            max_len=max_len,
+            self._cache(len(call.ids), call.max_len, used),
+            call,
             eos_ids=self.eos_ids,
             tokenizer=self.tokenizer,
             progress=self.progress,
@@ -397,18 +378,3 @@ def _check(policy: Any, window: Any, gpu_memory: Any, host_memory: Any, threads:
     if threads is not None:
         integer("threads", threads, 1)
     return policies.choose(policy) if isinstance(policy, str) else policies.require(policy)
-
-
-def _settings(sampling: Any, num_prompts: int) -> list[Sampling]:
-    """The settings of each prompt."""
-    if sampling is None or isinstance(sampling, Sampling):
-        return [sampling or Sampling()] * num_prompts
-    if not isinstance(sampling, Sequence) or not all(isinstance(s, Sampling) for s in sampling):
-        raise UsageError(
-            f"sampling: expected Sampling(...), or a list of them, got {sampling!r:.60}"
-        )
-    if len(sampling) != num_prompts:
-        raise UsageError(
-            f"sampling: expected one setting for each of {num_prompts} prompts, got {len(sampling)}"
-        )
-    return list(sampling)

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final
 
 import jax
@@ -13,13 +13,14 @@ import numpy as np
 
 from wscope_jax import forks
 from wscope_jax.cache import InplaceKVCache
+from wscope_jax.calls import Call
 from wscope_jax.errors import CapacityError
 from wscope_jax.layout import Region
 from wscope_jax.policies import Policy
 from wscope_jax.programs import NO_TOKEN, ModelPrograms
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Event, Result, Row
-from wscope_jax.sampling import RowSampling, Sampling, row_operands
+from wscope_jax.sampling import RowSampling, row_operands
 from wscope_jax.stopping import StopMatcher
 from wscope_jax.tokenizer import IncrementalDecoder, Tokenizer
 
@@ -38,10 +39,8 @@ class Generation:
         self,
         programs: ModelPrograms,
         cache: InplaceKVCache,
-        prompts: Sequence[list[int]],
-        samplings: Sequence[Sampling],
+        call: Call,
         *,
-        max_len: int,
         eos_ids: frozenset[int],
         tokenizer: Tokenizer | None,
         progress: Progress = SILENT,
@@ -57,14 +56,14 @@ class Generation:
             Row(
                 prompt,
                 sampling,
-                min(sampling.max_new_tokens, max_len - len(prompt)),
+                min(sampling.max_new_tokens, call.max_len - len(prompt)),
                 IncrementalDecoder(tokenizer) if tokenizer else None,
                 StopMatcher(sampling.stop),
             )
-            for prompt, sampling in zip(prompts, samplings, strict=True)
+            for prompt, sampling in zip(call.ids, call.samplings, strict=True)
         ]
-        self._operands = row_operands(samplings)
-        self._next = np.zeros(len(prompts), np.int32)
+        self._operands = row_operands(call.samplings)
+        self._next = np.zeros(len(call.ids), np.int32)
         self._share = [cache.cpu_share()] * 2
         self._shares: list[tuple[int, float]] = []  # steps at which it changed
         self._steps = 0
