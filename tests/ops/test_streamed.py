@@ -15,8 +15,14 @@ from hypothesis import strategies as st
 
 from tests.cases import CASES, SMALL
 from wscope_jax.layout import ByteOrder, EntryLayout, unpack
+from wscope_jax.ops import streamed
 from wscope_jax.ops.reference import attend_reference
-from wscope_jax.ops.streamed import attend_chunk, join_blocks, streamed_attention
+from wscope_jax.ops.streamed import (
+    _most_turns,
+    attend_chunk,
+    join_blocks,
+    streamed_attention,
+)
 from wscope_jax.partial import Partial, merge
 
 B, C = 3, 5
@@ -193,10 +199,15 @@ def _stored(bench: Bench, layer: int) -> Any:
     ]
 
 
+@pytest.mark.parametrize("parts_bytes", [1, 32 << 20], ids=["joined_each", "joined_once"])
 @pytest.mark.parametrize("turns", [1, 3])
 def test_an_odd_number_of_turns_over_several_layers(
-    turns: int, streams: tuple[str, str, Bench]
+    turns: int,
+    streams: tuple[str, str, Bench],
+    parts_bytes: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(streamed, "PARTS_BYTES", parts_bytes)
     name, dtype, bench = streams
     layout = CASES[name].layout
     q = draw(CASES[name], 6, B, 1, dtype)[0]
@@ -220,6 +231,14 @@ def test_an_odd_number_of_turns_over_several_layers(
     assert bench.queue.poison is None
     assert seen[0] == seen[2]
     assert seen[0] != seen[1]
+
+
+@pytest.mark.parametrize(
+    ("turns", "turn_bytes", "most"),
+    [(6, 1, 6), (6, 8 << 20, 3), (6, 12 << 20, 2), (24, 5 << 20, 6), (3, 64 << 20, 1), (1, 1, 1)],
+)
+def test_partials_that_wait_are_bounded(turns: int, turn_bytes: int, most: int) -> None:
+    assert _most_turns(turns, turn_bytes) == most
 
 
 def test_surplus_turns_and_short_chunks_add_nothing(streams: tuple[str, str, Bench]) -> None:

@@ -162,7 +162,10 @@ def streamed_attention(
         jnp.arange(0, num_turns, group, dtype=jnp.int32),
         owner.reshape(-1, group, num_slots),
     )
-    (part, (_, slots, order)), _ = jax.lax.scan(take_group, start, turns)
+    if group == num_turns:
+        (part, (_, slots, order)), _ = take_group(start, jax.tree.map(lambda x: x[0], turns))
+    else:
+        (part, (_, slots, order)), _ = jax.lax.scan(take_group, start, turns)
     return part, slots, order
 
 
