@@ -99,7 +99,8 @@ def test_the_command_says_so(checkpoint: Path, tmp_path: Path) -> None:
     lines = done.out.split("\n")
     assert len(lines[0].split()) == 4
     assert lines[1:] == ["", ""]
-    assert "prompt 2: the model's logits are not finite after 0 new tokens" in done.err
+    where = "ids.npy row 1 (from 0)"
+    assert f"{where}: the model's logits are not finite after 0 new tokens" in done.err
     assert "first in the embedding" in done.err
     assert "--check-tensors" in done.err
     assert wscope("score", *words, "--prefill", 3).code == 1
