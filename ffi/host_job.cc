@@ -12,17 +12,12 @@
 namespace wscope {
 namespace {
 
-constexpr int64_t kLine = 64;  // What kernels want their scratch aligned to.
-constexpr int kMaxRounds = 4;
-// Of one part in the last two rounds, at least: a few times what it costs to take one.
+// Of one part in the last two rounds, at least: a few times what it costs to take one, and to
+// clear, write and merge a state.
 constexpr int64_t kLeastPartBytes = int64_t{128} << 10;
+constexpr int64_t kLeastPartStates = 16;
 
-int64_t Lines(int64_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
-
-// Not cleared: every byte is written before it is read.
-std::unique_ptr<uint8_t[]> Bytes(int64_t count) {
-  return std::unique_ptr<uint8_t[]>(new uint8_t[count]);
-}
+int64_t Lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
 }  // namespace
 
@@ -44,7 +39,7 @@ HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int la
       pool_(std::move(pool)),
       rows_(std::move(rows)),
       layer_offset_(pool_ ? pool_->Block(layer, 0) - pool_->Block(0, 0) : 0) {
-  Allocate(workers);
+  Cut(workers);
 }
 
 HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<const RowBlocks> rows,
@@ -55,24 +50,39 @@ HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<const RowBlocks> r
       prefetch_bytes_(kOwnPrefetch),
       selected_(selected),
       rows_(std::move(rows)) {
-  Allocate(workers);
+  Cut(workers);
 }
 
-void HostJob::Allocate(int workers) {
+void HostJob::Cut(int workers) {
+  state_size_ = int64_t{shape_.group()} * (shape_.value_dim + 2);
   const int64_t items = num_blocks() * shape_.num_kv_heads;
-  if (items > 0) {
-    parts_per_round_ = static_cast<int>(std::min<int64_t>(workers, items));
-    const int64_t part_items = std::max<int64_t>(1, kLeastPartBytes / shape_.head_bytes());
-    rounds_ = 1;
-    while (rounds_ < kMaxRounds && (items >> rounds_) >= part_items * parts_per_round_) ++rounds_;
+  if (items == 0) return;
+  const auto each = static_cast<int>(std::min<int64_t>(workers, items));
+  const int64_t least_bytes = std::max(
+      kLeastPartBytes, kLeastPartStates * state_size_ * static_cast<int64_t>(sizeof(float)));
+  const int64_t least = std::max<int64_t>(1, least_bytes / shape_.head_bytes());
+  int rounds = 1;
+  while (rounds < kMaxRounds && (items >> rounds) >= least * each) ++rounds;
+  num_parts_ = rounds * each;
+  for (int round = 0; round < rounds; ++round) {
+    const int64_t left = items >> round;
+    const int64_t after = round + 1 == rounds ? 0 : items >> (round + 1);
+    for (int i = 0; i < each; ++i) {
+      part_begins_.push_back(items - left + (left - after) * i / each);
+    }
   }
-  num_parts_ = rounds_ * parts_per_round_;
-  const int64_t group = shape_.group();
-  kernel_bytes_ = Lines(kernel_.scratch_bytes(head_shape_));
-  scratch_bytes_ = kernel_bytes_ + Lines(group * shape_.key_dim * sizeof(float));
-  scratch_ = Bytes(num_parts_ * scratch_bytes_ + kLine);
-  states_.reset(new float[int64_t{2} * num_parts_ * group * (shape_.value_dim + 2)]);
-  state_head_.assign(2 * static_cast<size_t>(num_parts_), -1);
+  part_begins_.push_back(items);
+  CountCuts();
+}
+
+void HostJob::CountCuts() {
+  const int64_t heads = int64_t{num_rows()} * shape_.num_kv_heads;
+  states_left_.reset(new std::atomic<int>[heads]);
+  for (int64_t head = 0; head < heads; ++head) states_left_[head].store(1);
+  for (int part = 1; part < num_parts_; ++part) {
+    const Segment segment = SegmentAt(part_begins_[part], part_begins_[part + 1]);
+    if (segment.first != rows_->row_ptr[segment.row]) ++states_left_[HeadIndex(segment)];
+  }
 }
 
 void HostJob::Bind(const void* q, Storage q_storage, float* o, float* lse) {
@@ -91,17 +101,31 @@ void HostJob::Bind(const void* q, Storage q_storage, float* o, float* lse) {
 void HostJob::BindCopy(const void* q, Storage q_storage) {
   const int64_t q_bytes = q_size() * ItemBytes(q_storage);
   const int64_t results = (o_size() + lse_size()) * static_cast<int64_t>(sizeof(float));
-  own_ = Bytes(results + q_bytes);
+  own_.reset(new uint8_t[results + q_bytes]);
   auto* const o = reinterpret_cast<float*>(own_.get());
   std::memcpy(own_.get() + results, q, q_bytes);
   Bind(own_.get() + results, q_storage, o, o + o_size());
 }
 
-SoftmaxState HostJob::State(int part, int slot) const {
+SoftmaxState HostJob::StateIn(float* memory) const {
   const int64_t group = shape_.group();
-  const int64_t o_size = group * shape_.value_dim;
-  float* const begin = states_.get() + (2 * part + slot) * (o_size + 2 * group);
-  return {begin, begin + o_size, begin + o_size + group};
+  float* const max = memory + group * shape_.value_dim;
+  return {memory, max, max + group};
+}
+
+int64_t HostJob::HeadBegin(const Segment& segment) const {
+  const std::vector<int64_t>& row_ptr = rows_->row_ptr;
+  const int64_t row_blocks = row_ptr[segment.row + 1] - row_ptr[segment.row];
+  return row_ptr[segment.row] * shape_.num_kv_heads + segment.head * row_blocks;
+}
+
+float* HostJob::Kept(int part, bool begins_earlier) {
+  std::call_once(kept_once_, [&] {
+    kept_ = SpareBuffers::Get().Take(2 * num_parts_ * state_size_ *
+                                     static_cast<int64_t>(sizeof(float)));
+  });
+  auto* const memory = reinterpret_cast<float*>(kept_.memory.get());
+  return memory == nullptr ? nullptr : memory + (2 * part + (begins_earlier ? 0 : 1)) * state_size_;
 }
 
 // The segment that begins with `item` of the list and ends at `end` or where its head does.
@@ -134,60 +158,52 @@ void HostJob::WriteHead(int64_t head_index, const SoftmaxState& state) {
   FinishState(shape_, state, o_ + head_index * group * shape_.value_dim, lse_ + head_index * group);
 }
 
-int64_t HostJob::PartBegin(int part) const {
-  const int64_t items = num_blocks() * shape_.num_kv_heads;
-  const int round = part / parts_per_round_;
-  if (round == rounds_) return items;
-  const int64_t left = items >> round;
-  const int64_t after = round + 1 == rounds_ ? 0 : items >> (round + 1);
-  return items - left + (left - after) * (part % parts_per_round_) / parts_per_round_;
-}
-
 void HostJob::RunPart(int part) {
-  const int64_t end = PartBegin(part + 1);
-  const auto address = reinterpret_cast<uintptr_t>(scratch_.get());
-  uint8_t* const scratch =
-      scratch_.get() + (kLine - address % kLine) % kLine + part * scratch_bytes_;
-  auto* const q_scratch = reinterpret_cast<float*>(scratch + kernel_bytes_);
-  int slot = 0;
-  for (int64_t item = PartBegin(part); item < end;) {
+  const int64_t kernel_bytes = Lines(kernel_.scratch_bytes(head_shape_));
+  const int64_t q_size = int64_t{shape_.group()} * shape_.key_dim;
+  uint8_t* const scratch = ThreadMemory(kernel_bytes + (q_size + state_size_) * sizeof(float));
+  auto* const q_scratch = reinterpret_cast<float*>(scratch + kernel_bytes);
+  for (int64_t item = part_begins_[part], end = part_begins_[part + 1]; item < end;) {
     const Segment segment = SegmentAt(item, end);
-    const int64_t count = segment.last - segment.first;
-    const float* const q = Queries(HeadIndex(segment), q_scratch);
-    const SoftmaxState state = State(part, slot);
+    const int64_t head = HeadIndex(segment), count = segment.last - segment.first;
+    item += count;
+    const bool begins_earlier = HeadBegin(segment) < part_begins_[part];
+    float* const memory = segment.whole ? q_scratch + q_size : Kept(part, begins_earlier);
+    if (scratch == nullptr || memory == nullptr) {
+      is_void_ = true;
+      return;
+    }
+    const SoftmaxState state = StateIn(memory);
     ClearState(shape_, state);
     const HeadBlocks blocks{rows_->blocks.data() + segment.first, static_cast<int>(count),
                             layer_offset_ + segment.head * shape_.head_bytes(),
                             selected_ ? selected_ + segment.first * (shape_.block / 32) : nullptr,
                             prefetch_bytes_};
-    kernel_.attend(head_shape_, q, blocks, scratch, state);
+    kernel_.attend(head_shape_, Queries(head, q_scratch), blocks, scratch, state);
     if (segment.whole) {
-      WriteHead(HeadIndex(segment), state);
-    } else {
-      // Only the first and the last segment of a part can be cut, so two slots are enough.
-      state_head_[2 * part + slot] = HeadIndex(segment);
-      slot = 1;
+      WriteHead(head, state);
+    } else if (states_left_[head].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      MergeHead(segment);
     }
-    item += count;
   }
 }
 
+void HostJob::MergeHead(const Segment& segment) {
+  const int64_t begin = HeadBegin(segment);
+  const int64_t end = begin + rows_->row_ptr[segment.row + 1] - rows_->row_ptr[segment.row];
+  const auto next = std::upper_bound(part_begins_.begin(), part_begins_.end(), begin);
+  int part = static_cast<int>(next - part_begins_.begin()) - 1;
+  const SoftmaxState merged = StateIn(Kept(part, false));
+  while (part_begins_[++part] < end) MergeState(shape_, StateIn(Kept(part, true)), merged);
+  WriteHead(HeadIndex(segment), merged);
+}
+
 void HostJob::Finish() {
-  int64_t open_head = -1;
-  SoftmaxState open{};
-  for (int i = 0; i < 2 * num_parts_; ++i) {
-    if (state_head_[i] < 0) continue;
-    const SoftmaxState state = State(i / 2, i % 2);
-    if (state_head_[i] == open_head) {
-      MergeState(shape_, state, open);
-      continue;
-    }
-    if (open_head >= 0) WriteHead(open_head, open);
-    open_head = state_head_[i];
-    open = state;
+  if (is_void_) {
+    Void();
+  } else {
+    Forget();
   }
-  if (open_head >= 0) WriteHead(open_head, open);
-  Forget();
 }
 
 void HostJob::Void() {
@@ -196,10 +212,7 @@ void HostJob::Void() {
 }
 
 // The jobs of a whole step may be held until the device has passed them.
-void HostJob::Forget() {
-  scratch_.reset();
-  states_.reset();
-}
+void HostJob::Forget() { SpareBuffers::Get().Give(std::move(kept_)); }
 
 std::shared_ptr<Task> MakeTask(const std::shared_ptr<HostJob>& job, int delay_ms,
                                const std::function<void()>& ended) {

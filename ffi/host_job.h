@@ -1,13 +1,16 @@
 // The host's attention of one layer and some rows, cut into parts.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <utility>
 #include <vector>
 
 #include "attention.h"
+#include "job_memory.h"
 #include "kernel.h"
 #include "pool.h"
 #include "workers.h"
@@ -38,11 +41,13 @@ struct RowBlocks {
 // The list of (row, kv head, block) is cut into parts for a number of workers, a few each: a half
 // of the list in equal parts, then a half of what is left, and so on, so that workers of unequal
 // speed end together. A part writes the heads that it has whole straight to the result; what begins
-// or ends inside a head is kept as a running state, at most two a part, and merged in the order of
-// the parts. So the result depends on the number of workers only, whoever runs the parts. Each part
-// widens the query heads that it needs.
+// or ends inside a head is kept as a running state, at most two a part. Who adds the last of a
+// head's states merges them, in the order of the parts. So the result depends on the number of
+// workers only, whoever runs the parts. Each part widens the query heads that it needs.
 class HostJob {
  public:
+  static constexpr int kMaxRounds = 8;
+
   // Over the rows' blocks in a layer of `pool`, which may be null if there are none. At least one
   // worker; throws std::bad_alloc.
   HostJob(const AttentionShape& shape, std::shared_ptr<Pool> pool, int layer,
@@ -73,7 +78,7 @@ class HostJob {
 
   // Any thread, each part once. Never throws.
   void RunPart(int part);
-  // After all parts.
+  // After all parts. If there was no memory for one of them the result is void.
   void Finish();
   // Instead of all parts: makes lse NaN, so that nothing computed from it looks right.
   void Void();
@@ -91,18 +96,24 @@ class HostJob {
   };
 
   Segment SegmentAt(int64_t item, int64_t end) const;
-  SoftmaxState State(int part, int slot) const;
+  // Where the head of a segment begins in the list.
+  int64_t HeadBegin(const Segment& segment) const;
+  // Where a part keeps the state of a head that begins in an earlier part, or else of one that ends
+  // in a later part; null if there is no memory.
+  float* Kept(int part, bool begins_earlier);
+  SoftmaxState StateIn(float* memory) const;
   int64_t HeadIndex(const Segment& segment) const {
     return int64_t{segment.row} * shape_.num_kv_heads + segment.head;
   }
   // The query heads of one kv head as floats, [H / G, K].
   const float* Queries(int64_t head_index, float* scratch) const;
   void WriteHead(int64_t head_index, const SoftmaxState& state);
+  // The last of its head's states is there.
+  void MergeHead(const Segment& segment);
 
-  void Allocate(int workers);
+  void Cut(int workers);
+  void CountCuts();
   void Forget();
-  // Where a part begins in the list.
-  int64_t PartBegin(int part) const;
 
   const AttentionShape shape_;
   const HeadShape head_shape_;
@@ -113,19 +124,19 @@ class HostJob {
   const std::shared_ptr<const RowBlocks> rows_;
   const int64_t layer_offset_ = 0;  // From a block of layer 0 to the same of this layer.
   int num_parts_ = 0;
-  int parts_per_round_ = 1;
-  int rounds_ = 0;
+  std::vector<int64_t> part_begins_;  // [num_parts + 1], in the list.
+  int64_t state_size_ = 0;            // Floats.
   const void* q_ = nullptr;
   Storage q_storage_ = Storage::kFloat32;
   float* o_ = nullptr;
   float* lse_ = nullptr;
   std::unique_ptr<uint8_t[]> own_;  // o, lse and q of BindCopy.
-  int64_t kernel_bytes_ = 0;        // Of the kernel's scratch; the floats of q follow.
-  int64_t scratch_bytes_ = 0;       // Of one part.
-  std::unique_ptr<uint8_t[]>
-      scratch_;                      // [num_parts, scratch_bytes_] from the first 64-byte line on
-  std::unique_ptr<float[]> states_;  // [num_parts, 2, (H / G) * (V + 2)]
-  std::vector<int64_t> state_head_;  // [num_parts, 2]: row * G + kv head, -1 = unused
+  // What parts keep. The first that has something to keep takes the memory: the jobs of a whole
+  // step may wait for their turn.
+  std::once_flag kept_once_;
+  SpareBuffers::Buffer kept_;                        // [num_parts, 2, state_size]
+  std::unique_ptr<std::atomic<int>[]> states_left_;  // [b * G]: that are not kept yet.
+  std::atomic<bool> is_void_{false};
 };
 
 // The job as a task for the workers; it has at least one part. The first part sleeps `delay_ms`

@@ -34,14 +34,12 @@ Status OnStream::Start(const void* q, Storage q_storage, int job_delay_ms, OpenJ
   auto held = std::make_shared<CudaJob>();
   held->job = open->job;
   held->step = open->step;
-  held->started = lane_->TakeEvent();
   if (open->job->num_parts() > 0) {
+    held->started = lane_->TakeEvent();
     if (Status status = StartJob(q, q_storage, job_delay_ms, held); !status.ok()) {
       if (held->staging) CudaLane::Settle(stream_, held);
       return status;
     }
-  } else if (Status status = held->started->Record(stream_); !status.ok()) {
-    return status;
   }
   open->task = held->task;
   open->cuda = std::move(held);
@@ -66,38 +64,35 @@ Status OnStream::StartJob(const void* q, Storage q_storage, int job_delay_ms,
 
 Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing) {
   const std::shared_ptr<CudaJob> held = open.cuda;
-  const std::shared_ptr<cuda::Event> entered = lane_->TakeEvent(), waited = lane_->TakeEvent();
   const int64_t o_size = held->job->o_size();
   const int64_t lse_size = held->job->lse_size();
-  Status status = entered->Record(stream_);
-  if (!status.ok()) return status;
-  if (held->staging == nullptr) {  // Zeros and minus infinity.
-    status = First({Check(Cu().MemsetD32Async(Address(o), 0, o_size, stream_), "o"),
-                    Check(Cu().MemsetD32Async(Address(lse), 0xff800000u, lse_size, stream_), "lse"),
-                    waited->Record(stream_)});
-  } else {
-    status = lane_->handshake().Await(held, stream_);
-    if (!status.ok()) return status;
-    status = First(
-        {waited->Record(stream_),
-         Check(Cu().MemcpyHtoDAsync(Address(o), held->o(), o_size * sizeof(float), stream_), "o"),
-         Check(Cu().MemcpyHtoDAsync(Address(lse), held->lse(), lse_size * sizeof(float), stream_),
-               "lse"),
-         lane_->GivePinned(held->staging, stream_)});
-    if (!status.ok()) CudaLane::Settle(stream_, held);
+  if (held->staging == nullptr) {  // Zeros and minus infinity; it takes no time worth telling.
+    return First(
+        {Check(Cu().MemsetD32Async(Address(o), 0, o_size, stream_), "o"),
+         Check(Cu().MemsetD32Async(Address(lse), 0xff800000u, lse_size, stream_), "lse")});
   }
+  const std::shared_ptr<cuda::Event> entered = lane_->TakeEvent(), waited = lane_->TakeEvent();
+  Status status = entered->Record(stream_);
+  if (status.ok()) status = lane_->handshake().Await(held, stream_);
   if (!status.ok()) return status;
+  status = First(
+      {waited->Record(stream_),
+       Check(Cu().MemcpyHtoDAsync(Address(o), held->o(), o_size * sizeof(float), stream_), "o"),
+       Check(Cu().MemcpyHtoDAsync(Address(lse), held->lse(), lse_size * sizeof(float), stream_),
+             "lse"),
+       lane_->GivePinned(held->staging, stream_)});
+  if (!status.ok()) {
+    CudaLane::Settle(stream_, held);
+    return status;
+  }
   *timing = [started = held->started, entered, waited,
              task = open.task]() -> std::optional<StepTiming> {
     // The stream may be a moment ahead of the worker that has let it go.
-    if (!waited->Done() || (task && !task->done())) return std::nullopt;
+    if (!waited->Done() || !task->done()) return std::nullopt;
     StepTiming took;
-    if (task) {
-      const int64_t device_ns = entered->Since(*started);
-      took.cpu_ns = task->end_ns() - task->start_ns();
-      took.wait_cpu_ns = waited->Since(*entered);
-      took.wait_link_ns = std::max<int64_t>(0, device_ns - took.cpu_ns);
-    }
+    took.cpu_ns = task->end_ns() - task->start_ns();
+    took.wait_cpu_ns = waited->Since(*entered);
+    took.wait_link_ns = std::max<int64_t>(0, entered->Since(*started) - took.cpu_ns);
     return took;
   };
   return Status::Ok();

@@ -17,6 +17,9 @@ constexpr int64_t kArmedSpinNs = 200'000;
 // How often a worker looks at flags before it lets other threads of its core go first each time.
 constexpr int kEagerLooks = 10'000;
 constexpr int kPatientLooks = 1'000'000;  // And before it sleeps in between.
+// All workers come for a part at once when a task does; none holds the mutex for a microsecond, and
+// who sleeps for it comes late.
+constexpr int64_t kLockSpinNs = 20'000;
 
 }  // namespace
 
@@ -226,7 +229,8 @@ void Workers::Loop() {
   for (;;) {
     Spin(num_armed_ > 0 ? kArmedSpinNs : kSpinNs, is_work);
     int part = 0;
-    std::unique_lock<std::mutex> lock(mutex_);
+    std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
+    if (!Spin(kLockSpinNs, [&] { return lock.try_lock(); })) lock.lock();
     const std::shared_ptr<Task> task = Claim(lock, &part);
     lock.unlock();
     if (!task) return;
