@@ -60,6 +60,10 @@ std::string FindAll(void* library, Driver* d) {
   Find(library, "cuDeviceGetAttribute", &d->DeviceGetAttribute, &unneeded);
   Find(library, "cuStreamWriteValue32_v2", &d->StreamWriteValue32, &unneeded);
   Find(library, "cuStreamWaitValue32_v2", &d->StreamWaitValue32, &unneeded);
+  Find(library, "cuModuleLoadData", &d->ModuleLoadData, &unneeded);
+  Find(library, "cuModuleUnload", &d->ModuleUnload, &unneeded);
+  Find(library, "cuModuleGetFunction", &d->ModuleGetFunction, &unneeded);
+  Find(library, "cuLaunchKernel", &d->LaunchKernel, &unneeded);
   return missing;
 }
 

@@ -17,6 +17,8 @@ namespace wscope::cuda {
 using Context = struct CUctx_st*;
 using Stream = struct CUstream_st*;
 using EventHandle = struct CUevent_st*;
+using Module = struct CUmod_st*;
+using Function = struct CUfunc_st*;
 using DevicePtr = unsigned long long;
 using Result = int;  // 0 = success
 
@@ -55,6 +57,11 @@ struct Driver {
   Result (*DeviceGetAttribute)(int*, int, int);
   Result (*StreamWriteValue32)(Stream, DevicePtr, uint32_t, unsigned);
   Result (*StreamWaitValue32)(Stream, DevicePtr, uint32_t, unsigned);
+  Result (*ModuleLoadData)(Module*, const void*);
+  Result (*ModuleUnload)(Module);
+  Result (*ModuleGetFunction)(Function*, Module, const char*);
+  Result (*LaunchKernel)(Function, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                         unsigned, Stream, void**, void**);
 };
 
 // Null where there is no driver, or one that is too old; see WhyNoDriver.

@@ -33,14 +33,16 @@ Status CudaLane::Make(std::shared_ptr<CudaLane>* lane) {
   Status status =
       First({Check(Cu().CtxGetCurrent(&made->context_), "context"),
              Handshake::Make(&made->handshake_), made->loads_.Make(), made->stores_.Make()});
-  if (status.ok()) *lane = std::move(made);
+  if (!status.ok()) return status;
+  made->results_ = std::make_unique<const ResultCarrier>();
+  *lane = std::move(made);
   return status;
 }
 
 CudaLane::~CudaLane() {
   if (Drain(NowNs() + kLastGraceNs)) return;
-  KeepForever(Together(std::move(handshake_), std::move(pinned_), std::move(device_),
-                       std::move(pump_), std::move(bounce_)));
+  KeepForever(Together(std::move(handshake_), std::move(results_), std::move(pinned_),
+                       std::move(device_), std::move(pump_), std::move(bounce_)));
 }
 
 bool CudaLane::Drain(int64_t deadline_ns) {

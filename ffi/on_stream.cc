@@ -67,20 +67,16 @@ Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing
   const int64_t o_size = held->job->o_size();
   const int64_t lse_size = held->job->lse_size();
   if (held->staging == nullptr) {  // Zeros and minus infinity; it takes no time worth telling.
-    return First(
-        {Check(Cu().MemsetD32Async(Address(o), 0, o_size, stream_), "o"),
-         Check(Cu().MemsetD32Async(Address(lse), 0xff800000u, lse_size, stream_), "lse")});
+    return First({Check(Cu().MemsetD32Async(Address(o), 0, o_size, stream_), "o"),
+                  Check(Cu().MemsetD32Async(Address(lse), 0xff800000u, lse_size, stream_), "lse")});
   }
   const std::shared_ptr<cuda::Event> entered = lane_->TakeEvent(), waited = lane_->TakeEvent();
   Status status = entered->Record(stream_);
   if (status.ok()) status = lane_->handshake().Await(held, stream_);
   if (!status.ok()) return status;
-  status = First(
-      {waited->Record(stream_),
-       Check(Cu().MemcpyHtoDAsync(Address(o), held->o(), o_size * sizeof(float), stream_), "o"),
-       Check(Cu().MemcpyHtoDAsync(Address(lse), held->lse(), lse_size * sizeof(float), stream_),
-             "lse"),
-       lane_->GivePinned(held->staging, stream_)});
+  status = First({waited->Record(stream_),
+                  lane_->results().Carry(held->o(), o_size, lse_size, o, lse, stream_),
+                  lane_->GivePinned(held->staging, stream_)});
   if (!status.ok()) {
     CudaLane::Settle(stream_, held);
     return status;

@@ -49,8 +49,9 @@ void RunBoth(Engine& host, Engine& device, unsigned seed, int step) {
   CHECK(device.SamePools(host));
 }
 
-void TestSteps(unsigned seed, int steps, bool stream_memory) {
+void TestSteps(unsigned seed, int steps, bool stream_memory, bool kernels) {
   Fake::Get().stream_memory(stream_memory);
+  Fake::Get().kernels(kernels);
   const FakeCudaLive before = Fake::Get().live();
   {
     Engine host(false, ShapeOf(seed));
@@ -60,6 +61,7 @@ void TestSteps(unsigned seed, int steps, bool stream_memory) {
       Fake::Get().delay_us(step % 3 * 60);
       RunBoth(host, device, seed, step);
     }
+    CHECK(Fake::Get().live().modules - before.modules == (kernels ? 1 : 0));
     // Staging is used again: what is alive does not grow with the steps.
     const FakeCudaLive now = Fake::Get().live();
     CHECK(now.streams - before.streams == (stream_memory ? 3 : 4));
@@ -155,9 +157,12 @@ int main() {
   wscope::EnterContext();
   wscope::Workers::Get().Start(2);
   for (const bool stream_memory : {false, true}) {
-    wscope::TestSteps(0, 100, stream_memory);
-    for (unsigned seed = 1; seed < 12; ++seed) wscope::TestSteps(seed, 12, stream_memory);
+    wscope::TestSteps(0, 100, stream_memory, true);
+    for (unsigned seed = 1; seed < 12; ++seed) {
+      wscope::TestSteps(seed, 12, stream_memory, seed % 3 > 0);
+    }
   }
+  wscope::Fake::Get().kernels(true);
   wscope::TestNoBlocks();
   for (const Numbers& counts : {Numbers{4}, Numbers{0}, Numbers{3, 4}, Numbers{4, 0, 0},
                                 Numbers{4, 4, 4, 4}, Numbers{1, 4, 2, 3, 4, 0, 4}}) {

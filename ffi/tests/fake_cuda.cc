@@ -197,8 +197,13 @@ int cuGetErrorString(int error, const char** words) {
 }
 
 FakeCudaLive fake_cuda_live() {
-  return {streams.count(),     events.count(),          Live(Kind::kDevice),
-          Live(Kind::kPinned), Live(Kind::kRegistered), Pending()};
+  return {streams.count(),
+          events.count(),
+          Live(Kind::kDevice),
+          Live(Kind::kPinned),
+          Live(Kind::kRegistered),
+          LiveModules(),
+          Pending()};
 }
 
 void fake_cuda_fail_at(int n, int error, bool lasting) { FailAt(n, error, lasting); }

@@ -17,7 +17,7 @@ extern "C" {
 
 // Objects that are alive, and operations that no stream has ended.
 struct FakeCudaLive {
-  int streams, events, device, pinned, registered, pending;
+  int streams, events, device, pinned, registered, modules, pending;
 };
 
 FakeCudaLive fake_cuda_live();
@@ -31,5 +31,7 @@ void fake_cuda_delay_us(int most);
 void fake_cuda_hold(int on);
 // Whether the device says that its streams can write and wait for memory; at first it does.
 void fake_cuda_stream_memory(int on);
+// Whether the device takes our kernels; at first it does.
+void fake_cuda_kernels(int on);
 
 }  // extern "C"

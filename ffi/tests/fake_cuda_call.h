@@ -25,6 +25,7 @@ int Enter(const char* name, bool in_context = true);
 bool Effective(int error);
 
 void SetReady();
+int LiveModules();
 void FailAt(int n, int error, bool lasting);
 const char* Failed();
 

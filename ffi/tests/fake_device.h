@@ -33,6 +33,7 @@ class Fake {
   decltype(&fake_cuda_delay_us) delay_us;
   decltype(&fake_cuda_hold) hold;
   decltype(&fake_cuda_stream_memory) stream_memory;
+  decltype(&fake_cuda_kernels) kernels;
 
  private:
   Fake() {
@@ -44,6 +45,7 @@ class Fake {
     Find(library, "fake_cuda_delay_us", &delay_us);
     Find(library, "fake_cuda_hold", &hold);
     Find(library, "fake_cuda_stream_memory", &stream_memory);
+    Find(library, "fake_cuda_kernels", &kernels);
   }
 
   template <typename Function>
@@ -56,7 +58,8 @@ class Fake {
 inline std::string Text(const FakeCudaLive& live) {
   return std::to_string(live.streams) + " streams, " + std::to_string(live.events) + " events, " +
          std::to_string(live.device) + " device and " + std::to_string(live.pinned) +
-         " pinned buffers, " + std::to_string(live.registered) + " registered ranges";
+         " pinned buffers, " + std::to_string(live.registered) + " registered ranges, " +
+         std::to_string(live.modules) + " modules";
 }
 
 // The same objects; what is pending ends by itself.
