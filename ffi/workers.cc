@@ -17,9 +17,15 @@ constexpr int64_t kArmedSpinNs = 200'000;
 // How often a worker looks at flags before it lets other threads of its core go first each time.
 constexpr int kEagerLooks = 10'000;
 constexpr int kPatientLooks = 1'000'000;  // And before it sleeps in between.
-// All workers come for a part at once when a task does; none holds the mutex for a microsecond, and
-// who sleeps for it comes late.
 constexpr int64_t kLockSpinNs = 20'000;
+
+// All workers come for a part at once when a task does. None holds the mutex for a microsecond, and
+// who slept for it would come late.
+std::unique_lock<std::mutex> Acquire(std::mutex& mutex) {
+  std::unique_lock<std::mutex> lock(mutex, std::defer_lock);
+  if (!Spin(kLockSpinNs, [&] { return lock.try_lock(); })) lock.lock();
+  return lock;
+}
 
 }  // namespace
 
@@ -93,7 +99,7 @@ void Workers::Stop() {
 
 bool Workers::Submit(std::shared_ptr<Task> task) {
   if (!creator_.IsThisProcess()) return false;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Acquire(mutex_);
   if (stopped_ || num_workers() == 0) return false;
   open_tasks_.fetch_add(1);
   tasks_.push_back(std::move(task));
@@ -104,7 +110,7 @@ bool Workers::Submit(std::shared_ptr<Task> task) {
 
 bool Workers::Arm(std::shared_ptr<Task> task, const Flag* flag) {
   if (!creator_.IsThisProcess()) return false;
-  const std::lock_guard<std::mutex> lock(mutex_);
+  const std::unique_lock<std::mutex> lock = Acquire(mutex_);
   if (stopped_ || num_workers() == 0) return false;
   armed_.push_back({std::move(task), flag});
   open_tasks_.fetch_add(1);
@@ -171,7 +177,7 @@ void Workers::Watch(std::unique_lock<std::mutex>& lock) {
     looked_away_.notify_all();
     lock.unlock();
     Look(change);
-    lock.lock();
+    lock = Acquire(mutex_);
     if (TakeReady(&armed_)) ChangeArmed();
   } while (tasks_.empty() && !armed_.empty());
   watching_ = false;
@@ -229,8 +235,7 @@ void Workers::Loop() {
   for (;;) {
     Spin(num_armed_ > 0 ? kArmedSpinNs : kSpinNs, is_work);
     int part = 0;
-    std::unique_lock<std::mutex> lock(mutex_, std::defer_lock);
-    if (!Spin(kLockSpinNs, [&] { return lock.try_lock(); })) lock.lock();
+    std::unique_lock<std::mutex> lock = Acquire(mutex_);
     const std::shared_ptr<Task> task = Claim(lock, &part);
     lock.unlock();
     if (!task) return;
