@@ -96,6 +96,8 @@ class Occupancy:
         row_unpinned: those of them in UNPINNED.
         batch_blocks: placed blocks of all rows.
         batch_unpinned: those of them in UNPINNED.
+        expected_blocks: of all rows once each is as long as the longest is now: prompts come row by row, and a block
+            placed now is attended to beside those that follow.
         block: D, entries in a block.
         unpinned_room: UNPINNED can take another block.
         pinned_room: PINNED can take another block.
@@ -105,6 +107,7 @@ class Occupancy:
     row_unpinned: int
     batch_blocks: int
     batch_unpinned: int
+    expected_blocks: int
     block: int
     unpinned_room: bool = True
     pinned_room: bool = True
@@ -234,6 +237,7 @@ class Placement:
             row_unpinned=unpinned[row],
             batch_blocks=sum(len(record.slots) for record in self.rows),
             batch_unpinned=sum(unpinned),
+            expected_blocks=len(self.rows) * max(r.length for r in self.rows) // self.block,
             block=self.block,
             unpinned_room=unpinned_room,
             pinned_room=pinned_room,

@@ -8,6 +8,7 @@ from wscope_jax.errors import UsageError
 from wscope_jax.layout import Region
 from wscope_jax.placement import Placement
 from wscope_jax.policies import BY_NAME, CpuOnly, GpuOnly, Policy, WriteScope, choose
+from wscope_jax.roofline import Roofline
 
 
 def _place(policy: Policy, rows: list[int], num_rows: int) -> Placement:
@@ -40,6 +41,24 @@ def test_the_ends_are_exact(share: float, region: Region) -> None:
 def test_one_row_reaches_r(num_blocks: int, share: float) -> None:
     placement = _place(WriteScope(share=share), [0] * num_blocks, 1)
     assert abs(placement.num_blocks(0, Region.UNPINNED) - share * num_blocks) <= 1
+
+
+def test_prompts_that_come_row_by_row_reach_the_share_of_them_all() -> None:
+    """A fixed cost weighs less the more is placed; the first rows must not be routed as if they stayed alone."""
+    num_rows, num_blocks = 8, 32
+    roofline = Roofline(cpu_s_per_entry=0.1, link_s_per_entry=0.1, cpu_fixed_s=6.4)
+    policy = WriteScope(roofline=roofline)
+    share = roofline.cpu_share(num_rows * num_blocks)
+    assert share == pytest.approx(0.375)
+    placement = Placement(num_rows, 1, num_rows * num_blocks)
+    for row in range(num_rows):
+        placement.begin(row)
+        placement.append(row, num_blocks)
+        for _ in range(num_blocks):
+            region = policy.route(placement.occupancy(row, True, True))
+            assert region is not None
+            placement.place(row, region)
+        assert placement.num_blocks(row, Region.UNPINNED) == 12
 
 
 def test_a_full_region_hands_over_to_the_other() -> None:

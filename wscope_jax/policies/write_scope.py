@@ -47,7 +47,8 @@ class WriteScope:
 
     def route(self, occupancy: Occupancy) -> Region | None:
         """UNPINNED while the batch's share is below r, but no row's own share leaves r by more than a block."""
-        r = self.cpu_share((occupancy.batch_blocks + 1) * occupancy.block)
+        placed = max(occupancy.batch_blocks + 1, occupancy.expected_blocks)
+        r = self.cpu_share(placed * occupancy.block)
         wanted = (
             Region.UNPINNED
             if occupancy.batch_unpinned < r * (occupancy.batch_blocks + 1)
