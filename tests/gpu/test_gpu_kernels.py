@@ -1,5 +1,6 @@
 """The GPU's kernels, compiled for the GPU, against their twins in plain JAX: every shape, every storage."""
 
+import functools
 from typing import Any
 
 import jax
@@ -9,7 +10,7 @@ import pytest
 
 from tests.cases import CASES
 from tests.ops.exact import DTYPES, check, draw, wide
-from wscope_jax.ops import pallas, streamed, window
+from wscope_jax.ops import joining, pallas, streamed, window
 from wscope_jax.partial import Partial
 from wscope_jax.views import Rings
 
@@ -73,3 +74,25 @@ def test_blocks(name: str, dtype: str) -> None:
     check(got, want, dtype)
     assert np.isneginf(np.asarray(got.lse[1]))[[1, 4, 5]].all()
     assert (np.asarray(got.lse[0]) == 7).all()
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("count", [6, 32, 75, 512])
+def test_joined_blocks(name: str, count: int) -> None:
+    rng, case = np.random.default_rng(count), CASES[name]
+    owner = np.array([*OWNER, *rng.integers(-1, 4, count - 6)], np.int32)
+    shape = (count, case.num_q_heads)
+    o = rng.normal(size=(*shape, case.layout.value_dim)).astype(np.float32)
+    lse = rng.uniform(-30, 30, shape).astype(np.float32)
+    o[2], lse[2] = 0, -np.inf  # a block without entries
+    free = (owner < 0) | (owner >= 4)
+    want = on_cpu(
+        functools.partial(joining.contract, num_rows=5),
+        Partial(np.where(free[:, None, None], 0, o), np.where(free[:, None], 0, lse)),
+        owner,
+    )
+    o[free], lse[free] = np.nan, np.nan
+    gather = jax.jit(functools.partial(joining.gather, num_rows=5))
+    got = gather(Partial(jnp.asarray(o), jnp.asarray(lse)), jnp.asarray(owner))
+    np.testing.assert_allclose(np.asarray(got.o), np.asarray(want.o), atol=1e-5)
+    np.testing.assert_allclose(np.asarray(got.lse), np.asarray(want.lse), atol=1e-5)

@@ -12,7 +12,7 @@ from exact import DTYPES, RUNS, check, draw, wide
 from tests.cases import CASES
 from tests.lowering import target
 from wscope_jax.layout import EntryLayout
-from wscope_jax.ops import pallas, streamed, window
+from wscope_jax.ops import joining, pallas, streamed, window
 from wscope_jax.ops.tiling import key_parts
 from wscope_jax.partial import Partial
 from wscope_jax.views import Rings
@@ -80,6 +80,44 @@ def test_blocks(name: str, dtype: str) -> None:
     assert (np.asarray(got.lse[0]) == 7).all()
 
 
+def _blocks_of_rows(name: str, owner: list[int]) -> tuple[Partial, Any]:
+    """Partials of blocks, an empty one among them, and NaNs where nobody owns the block."""
+    rng, case = np.random.default_rng(5), CASES[name]
+    shape = (len(owner), case.num_q_heads)
+    o = rng.normal(size=(*shape, case.layout.value_dim)).astype(np.float32)
+    lse = rng.uniform(-30, 30, shape).astype(np.float32)
+    o[1], lse[1] = 0, -np.inf
+    free = [not 0 <= row < 4 for row in owner]
+    o[free], lse[free] = np.nan, np.nan
+    return Partial(jnp.asarray(o), jnp.asarray(lse)), jnp.array(owner, jnp.int32)
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("count", [6, 32, 75])
+def test_joined_blocks(name: str, count: int) -> None:
+    owner = [*OWNER, *np.random.default_rng(count).integers(-1, 4, count - 6).tolist()]
+    part, owner_C = _blocks_of_rows(name, owner)
+    sizes: dict[str, Any] = {"num_rows": 5}  # the last owns nothing
+    want = joining.contract(
+        jax.tree.map(lambda x: jnp.nan_to_num(x, neginf=-jnp.inf), part), owner_C, **sizes
+    )
+    got = joining.gather(part, owner_C, interpret=True, **sizes)
+    np.testing.assert_allclose(got.o, want.o, atol=1e-5)
+    np.testing.assert_allclose(got.lse, want.lse, atol=1e-5)
+    assert np.isneginf(np.asarray(got.lse[4])).all()
+    assert not np.asarray(got.o[4]).any()
+
+
+def test_a_broken_block_is_joined_to_its_own_row_alone() -> None:
+    part, owner = _blocks_of_rows("gqa3_d24", OWNER)
+    broken = Partial(part.o.at[2, 1, 3].set(jnp.nan), part.lse)
+    want = joining.gather(part, owner, num_rows=4, interpret=True)
+    got = joining.gather(broken, owner, num_rows=4, interpret=True)
+    assert np.isnan(got.o[0, 1, 3])
+    whole = np.array([1, 2, 3])
+    np.testing.assert_array_equal(got.o[whole], want.o[whole])
+
+
 def _dots(jaxpr: Any) -> Iterator[Any]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "dot_general":
@@ -107,6 +145,15 @@ def test_kernels_lower_for_cuda_with_exact_products(name: str, dtype: str) -> No
     def block(*args: Any) -> Partial:
         return pallas.attend_blocks(*args, layout=layout, block=BLOCK, scale=case.scale)
 
+    def joined(part: Partial, owner: Any) -> Partial:
+        return joining.join_blocks(part, owner, 3)
+
+    with target("cuda"):
+        blocks = Partial(*(x.reshape(-1, *x.shape[2:]) for x in _parts(name)))
+        traced = jax.jit(joined).trace(blocks, owner.reshape(-1))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "triton" in text
+    assert "dot_general" not in text
     for fn, args in (
         (ring, (q, rings, rows, rows)),
         (block, (q, slots, jnp.int32(0), owner, jnp.int32(1), _parts(name))),

@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from tests.cases import CASES, SMALL
 from wscope_jax.layout import ByteOrder, EntryLayout, unpack
 from wscope_jax.ops import streamed
+from wscope_jax.ops.joining import join_blocks
 from wscope_jax.ops.reference import attend_reference
 from wscope_jax.ops.streamed import (
     _most_turns,
     attend_chunk,
-    join_blocks,
     streamed_attention,
 )
 from wscope_jax.partial import Partial, merge

@@ -9,6 +9,7 @@ from jaxtyping import Array, Float, Int32
 
 from wscope_jax.layout import EntryLayout, unpack
 from wscope_jax.ops import host, pallas
+from wscope_jax.ops.joining import join_blocks
 from wscope_jax.ops.reference import masked_attention
 from wscope_jax.partial import Partial, empty_partial, merge
 
@@ -81,28 +82,6 @@ def attend_blocks(
     part = masked_attention(q[jnp.clip(owner_C, 0, num_rows - 1)], key, value, mask, scale=scale)
     put = functools.partial(jax.lax.dynamic_update_index_in_dim, index=turn, axis=0)
     return Partial(put(parts.o, part.o), put(parts.lse, part.lse))
-
-
-def join_blocks(part: Partial, owner: Int32[Array, " C"], num_rows: int) -> Partial:
-    """Joins partials of blocks [C, H, V] to partials of rows [B, H, V].
-
-    By a one-hot contraction, so equal inputs give equal bits.
-    """
-    owns_CB = owner[:, None] == jnp.arange(num_rows)[None, :]
-    lse_CBH = jnp.where(owns_CB[:, :, None], part.lse[:, None, :], -jnp.inf)
-    top_1BH = lse_CBH.max(0, keepdims=True)
-    base_1BH = jnp.where(jnp.isneginf(top_1BH), 0.0, top_1BH)
-    weight_CBH = jnp.exp(lse_CBH - base_1BH)
-    total_BH = weight_CBH.sum(0)
-    # Zero times a NaN is a NaN: what is broken in one row's blocks must not reach the others.
-    is_finite_C = jnp.isfinite(part.o).all((1, 2))
-    o_CHV = jnp.where(is_finite_C[:, None, None], part.o, 0.0)
-    is_broken_B = (owns_CB & ~is_finite_C[:, None]).any(0)
-    o_BHV = jnp.einsum("cbh,chv->bhv", weight_CBH, o_CHV, precision=jax.lax.Precision.HIGHEST)
-    o_BHV = jnp.where(is_broken_B[:, None, None], jnp.nan, o_BHV)
-    safe_BH = jnp.where(total_BH == 0, 1.0, total_BH)
-    lse_BH = jnp.where(total_BH == 0, -jnp.inf, base_1BH[0] + jnp.log(safe_BH))
-    return Partial(o=o_BHV / safe_BH[..., None], lse=lse_BH)
 
 
 def streamed_attention(
