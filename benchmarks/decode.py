@@ -8,10 +8,8 @@ them, bytes over its own.
 
 import argparse
 import dataclasses
-import json
 import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -22,21 +20,16 @@ import numpy as np
 import record
 from filled import fill, phases, placed_bytes
 
-from wscope_jax import Engine, Sampling, _ffi, devices, policies
-from wscope_jax.configurations import _folder
+from wscope_jax import Engine, Sampling, _ffi, configurations, devices, models, policies
 from wscope_jax.layout import Region
-from wscope_jax.models import read_config
-from wscope_jax.models.registry import random
 from wscope_jax.sampling import row_operands
 
 READ_SLOTS, READ_BYTES = 512, 1 << 20  # of the CPU's streaming read: half a gigabyte
 SMALL = {  # with --quick, those of them that the family's configurations have
     "hidden_size": 256,
-    "intermediate_size": 256,
-    "moe_intermediate_size": 128,
+    "dense_size": 256,
+    "expert_size": 128,
     "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
 }
 
 
@@ -54,15 +47,12 @@ def arguments() -> argparse.Namespace:
 
 
 def build(args: argparse.Namespace) -> Any:
-    values = json.loads((_folder() / f"{args.model}.json").read_text())
+    """The configuration's model with random weights, as `wscope generate --random-weights` draws them."""
+    _, config = configurations.read_alone(args.model)
+    changes: dict[str, Any] = {"num_layers": 2 if args.quick else args.layers or config.num_layers}
     if args.quick:
-        values |= {key: small for key, small in SMALL.items() if key in values}
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(values))
-        config = read_config(folder)
-    layers = 2 if args.quick else args.layers or config.num_layers
-    config = dataclasses.replace(config, num_layers=layers)
-    return random(config, 0, "bfloat16")
+        changes |= {name: small for name, small in SMALL.items() if hasattr(config, name)}
+    return models.random(dataclasses.replace(config, **changes), 0, "bfloat16")
 
 
 def measure(eng: Engine, args: argparse.Namespace, policy: Any) -> tuple[list[float], Any]:

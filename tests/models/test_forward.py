@@ -14,6 +14,7 @@ from tests.oracle import Oracle
 from tests.tiny import write_checkpoint
 from wscope_jax import models
 from wscope_jax.errors import UsageError
+from wscope_jax.models import registry
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ASSETS = Path(wscope_jax.__file__).parent / "assets"
@@ -210,6 +211,21 @@ def test_random_model_runs_and_repeats():
     assert got.std() > 0.1
     np.testing.assert_array_equal(got, dense.logits(again, ids))
     assert np.abs(got - dense.logits(other, ids)).max() > 0.1
+
+
+def test_random_weights_need_little_beside_themselves():
+    """A parameter is drawn in pieces, the last of which begins earlier; no piece is another one's copy."""
+    leaf = jax.ShapeDtypeStruct((registry.DRAWN // 512 + 100, 1, 1024), jnp.float32)
+    drawn = np.asarray(registry._draw(jax.random.key(1), leaf))
+    assert abs(drawn.std() * 32 - 1) < 1e-2
+    assert len(np.unique(drawn[:, 0, 0])) > 0.99 * len(drawn)
+    operands = (
+        jax.ShapeDtypeStruct((1 << 10, 1024, 1024), jnp.float32),
+        jax.random.key(1),
+        jnp.int32(0),
+    )
+    program = registry._draw_rows.lower(*operands, registry.DRAWN // 1024).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 32 * registry.DRAWN
 
 
 def test_unknown_dtype_is_refused():
