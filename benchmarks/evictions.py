@@ -48,7 +48,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--share", type=float, help="of the CPU, instead of what calibration says")
     args = parser.parse_args()
     if args.quick:
-        args.batch, args.context, args.window, args.chunk_entries = 4, 256, 32, 32
+        args.batch, args.context, args.window, args.chunk_entries = 4, 256, 32, 128
         args.rounds = 7
     return args
 
