@@ -93,6 +93,7 @@ class Round(NamedTuple):
         expected: what those with would take without.
         all: mean of all.
         all_expected: what that would be without.
+        surplus: how far all are beyond it because of those with evictions.
         num_evicting: steps with evictions.
     """
 
@@ -101,6 +102,7 @@ class Round(NamedTuple):
     expected: float
     all: float
     all_expected: float
+    surplus: float
     num_evicting: int
 
 
@@ -119,6 +121,7 @@ def judge(before: list[Step], now: list[Step]) -> Round | None:
         expected=expected,
         all=statistics.mean(quiet + busy),
         all_expected=(median * len(quiet) + expected * len(busy)) / len(now),
+        surplus=(sum(busy) - expected * len(busy)) / len(now),
         num_evicting=len(busy),
     )
 
@@ -131,9 +134,14 @@ def tell(found: list[Round]) -> None:
             f"{r.expected:.2f} are expected; all {r.all:.3f} ms a step, {r.all_expected:.3f} expected"
         )
     added = statistics.median(r.all / r.all_expected - 1 for r in found)
+    own = statistics.median(r.surplus / r.all_expected for r in found)
+    whole = sum(r.all for r in found) / sum(r.all_expected for r in found) - 1
     verdict = "below" if added < BAR else "ABOVE"
     print(
-        f"  evictions add {100 * added:+.2f} % to the steps, {verdict} the bar of {100 * BAR:.0f} %"
+        f"  a round takes {100 * added:+.2f} % beyond its quiet steps' median, {verdict} the bar of "
+        f"{100 * BAR:.0f} %; the steps that evict account for {100 * own:+.2f} %, the rest is how quiet steps spread\n"
+        f"  all rounds together: {100 * whole:+.2f} %",
+        flush=True,
     )
 
 

@@ -35,6 +35,7 @@ from wscope_jax.roofline import Roofline, StepTiming
 
 PART: Final = 1 / 3  # of the CPU's bandwidth, that the readers take
 BAR: Final = 0.8  # of the predicted gain
+LEAST: Final = 0.02  # of a step, that a gain has to be to be judged
 LINES: Final = 24  # of the plot
 COPY_S: Final = 2.0  # of copies between two looks at whether to go on
 Series = list[tuple[float, float]]  # seconds from the onset, share of the CPU
@@ -229,6 +230,8 @@ class LoadBench(Bench):
         saved, foreseen = 1 - new / old, 1 - limits[1] / limits[0]
         reached = saved / foreseen if foreseen > 0 else 0.0
         verdict = "reached" if reached >= BAR else "NOT reached"
+        if foreseen < LEAST:
+            verdict = "says little: the load hardly shifts the balance"
         print(
             f"  a step: {1e3 * old:.2f} ms with r0 = {idle:.3f}, {1e3 * new:.2f} ms with r1 = {loaded:.3f}: saves "
             f"{100 * saved:.1f} %; predicted {1e3 * limits[0]:.2f} and {1e3 * limits[1]:.2f} ms (r = {best:.3f}): "

@@ -1,9 +1,7 @@
 """Finds the family of a checkpoint, and builds its model: from the checkpoint, at random, or only as shapes."""
 
 import dataclasses
-import functools
 import logging
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -20,6 +18,7 @@ from wscope_jax.errors import CapacityError, CheckpointError, UsageError, is_out
 from wscope_jax.models import deepseek_v2, mixtral, qwen3_moe
 from wscope_jax.models.config import ModelConfig
 from wscope_jax.models.decoder import Decoder
+from wscope_jax.models.drawing import PRNG, draw
 from wscope_jax.models.fields import Fields
 from wscope_jax.models.tensors import EMBEDDING, HEAD, Key, Table
 
@@ -28,8 +27,6 @@ DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
 }
 STORED_DTYPES: Final[Mapping[str, str]] = {"BF16": "bfloat16", "F16": "float16", "F32": "float32"}
 
-PRNG: Final = "threefry2x32"  # named, so that jax's default does not change what a seed draws
-DRAWN: Final = 1 << 20  # numbers drawn at a time
 MOST_LISTED: Final = 100_000  # experts whose absence is told one by one
 LAYER: Final = re.compile(r"model\.layers\.([0-9]{1,6})\.")
 
@@ -153,7 +150,7 @@ def random(config: ModelConfig, seed: int, dtype: str) -> Decoder:
     words = jnp.array([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
     keys = jax.random.split(jax.random.wrap_key_data(words, impl=PRNG), len(leaves))
     try:
-        drawn = [_draw(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+        drawn = [draw(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
         jax.block_until_ready(drawn)
     except (MemoryError, jax.errors.JaxRuntimeError) as error:
         if not is_out_of_memory(error):
@@ -163,30 +160,6 @@ def random(config: ModelConfig, seed: int, dtype: str) -> Decoder:
             f"weights: no memory for {num_bytes / 1e9:.2f} GB of random {dtype}; free some, or choose a smaller model"
         ) from error
     return nnx.merge(graphdef, jax.tree.unflatten(tree, drawn))
-
-
-def _draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-    """One parameter, drawn a few rows at a time, in place; norms and biases are ones."""
-    if len(leaf.shape) == 1:
-        return jnp.ones(leaf.shape, leaf.dtype)
-    rows, width = math.prod(leaf.shape[:-1]), leaf.shape[-1]
-    piece = max(1, min(rows, DRAWN // width))
-    drawn = jnp.zeros(leaf.shape, leaf.dtype)
-    for number in range(-(-rows // piece)):
-        # The last piece begins earlier, where the rows are no multiple of it.
-        start = jnp.int32(min(number * piece, rows - piece))
-        drawn = _draw_rows(drawn, key, start, piece)
-    return drawn
-
-
-@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
-def _draw_rows(drawn: jax.Array, key: jax.Array, start: jax.Array, rows: int) -> jax.Array:
-    drawn_NV = drawn.reshape(-1, drawn.shape[-1])
-    shape, dtype = (rows, drawn.shape[-1]), drawn.dtype
-    scale = jnp.asarray(float(shape[1]) ** -0.5, dtype)
-    normal = jax.random.normal(jax.random.fold_in(key, start), shape, dtype)
-    drawn_NV = jax.lax.dynamic_update_slice(drawn_NV, normal * scale, (start, 0))
-    return drawn_NV.reshape(drawn.shape)
 
 
 def load(

@@ -14,7 +14,7 @@ from tests.oracle import Oracle
 from tests.tiny import write_checkpoint
 from wscope_jax import models
 from wscope_jax.errors import UsageError
-from wscope_jax.models import registry
+from wscope_jax.models import drawing
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ASSETS = Path(wscope_jax.__file__).parent / "assets"
@@ -214,18 +214,20 @@ def test_random_model_runs_and_repeats():
 
 
 def test_random_weights_need_little_beside_themselves():
-    """A parameter is drawn in pieces, the last of which begins earlier; no piece is another one's copy."""
-    leaf = jax.ShapeDtypeStruct((registry.DRAWN // 512 + 100, 1, 1024), jnp.float32)
-    drawn = np.asarray(registry._draw(jax.random.key(1), leaf))
-    assert abs(drawn.std() * 32 - 1) < 1e-2
+    """A parameter is drawn in pieces, on a GPU in place; no piece is another one's copy."""
+    leaf = jax.ShapeDtypeStruct((drawing.DRAWN // 512 + 100, 1, 1024), jnp.float32)
+    key, piece = jax.random.key(1), drawing.DRAWN // 1024
+    drawn = drawing.draw(key, leaf)
+    assert abs(np.std(drawn) * 32 - 1) < 1e-2
     assert len(np.unique(drawn[:, 0, 0])) > 0.99 * len(drawn)
-    operands = (
-        jax.ShapeDtypeStruct((1 << 10, 1024, 1024), jnp.float32),
-        jax.random.key(1),
-        jnp.int32(0),
-    )
-    program = registry._draw_rows.lower(*operands, registry.DRAWN // 1024).compile()
-    assert program.memory_analysis().temp_size_in_bytes < 32 * registry.DRAWN
+    in_place = jnp.zeros(leaf.shape, leaf.dtype)  # as on a GPU
+    for start in range(0, len(drawn), piece):
+        size = min(piece, len(drawn) - start)
+        in_place = drawing._draw_into(in_place, key, jnp.int32(start), (size, 1, 1024))
+    np.testing.assert_array_equal(in_place, drawn)
+    large = jax.ShapeDtypeStruct((1 << 20, 1, 1024), jnp.float32)
+    program = drawing._draw_into.lower(large, key, jnp.int32(0), (piece, 1, 1024)).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 32 * drawing.DRAWN
 
 
 def test_unknown_dtype_is_refused():

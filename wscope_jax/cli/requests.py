@@ -139,8 +139,10 @@ def _lines(arguments: argparse.Namespace) -> list[jsonl.Line]:
             )
         return jsonl.read(arguments.jsonl_in)
     prompts = read_named(arguments)
-    if arguments.chat and arguments.tokens is not None:
-        raise UsageError("--chat and --tokens: a chat template needs text; give --prompt")
+    if arguments.chat and any(not isinstance(prompt, str) for _, prompt in prompts):
+        raise UsageError(
+            f"--chat and {list_sources(arguments)[0]}: a chat template needs text; give --prompt"
+        )
     lines = []
     for number, (where, prompt) in enumerate(prompts, start=1):
         if isinstance(prompt, str):
