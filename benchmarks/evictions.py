@@ -8,7 +8,8 @@ after for those with moves, because the cache is larger after them. The bar: all
 longer than that.
 
 The CPU's share is fixed at what calibration says, and chunks of the link are smaller than usual, so that the turns of a
-layer grow past a bucket: `stall` counts the programs that decode had to wait for, which is none.
+layer grow past a bucket: `stall` counts the programs that decode had to wait for, which is none. (But with
+--quick, where a bucket lasts for less time than the next program takes to compile.)
 """
 
 import argparse

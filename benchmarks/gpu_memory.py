@@ -5,6 +5,7 @@ So beside the difference of the peaks stands what is alive, and what the compile
 extension has outside of JAX's pool, the driver tells.
 """
 
+import time
 from typing import Any, NamedTuple
 
 import jax
@@ -81,9 +82,13 @@ class Account:
         def step(leaves: Any, ids: jax.Array, rows: RowSampling) -> Any:
             return _step(leaves, ids, rows, model=model, value_dim=layout.value_dim)
 
+        began = time.perf_counter()
         program = jax.jit(step).lower(model.leaves, ids, rows).compile()
         jax.block_until_ready(program(model.leaves, ids, rows))
-        return _temp_bytes(program)
+        took_s, temp = time.perf_counter() - began, _temp_bytes(program)
+        words = f"it needs {temp / MB:,.0f} MB beside its operands"
+        print(f"  a step without a cache: compiled and run in {took_s:.1f} s; {words}", flush=True)
+        return temp
 
     def alive(self, cache: InplaceKVCache, program: Any) -> int | None:
         """Bytes that a filled cache keeps alive and its compiled step adds while it runs, or None."""
