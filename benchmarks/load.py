@@ -13,6 +13,7 @@ CPU and B for the link: the time that r1 saves should be 0.8 of what they say. T
 """
 
 import argparse
+import dataclasses
 import os
 import statistics
 import threading
@@ -89,24 +90,24 @@ class Copies:
         self._thread.join()
 
 
-def costs(timings: Sequence[StepTiming], fixed: Roofline) -> Roofline:
-    """A and B of these steps; what is fixed is taken from a calibration."""
+def costs(timings: Sequence[StepTiming], known: Roofline) -> Roofline:
+    """A and B of these steps; what is fixed, or what these steps had no entries for, is what was known before."""
 
-    def cost(time_field: str, entries_field: str, fixed_s: float) -> float:
+    def cost(time_field: str, entries_field: str, fixed_s: float, known_s: float) -> float:
         samples = [
             (1e-9 * getattr(t, time_field) - t.jobs * fixed_s) / getattr(t, entries_field)
             for t in timings
             if getattr(t, entries_field) and getattr(t, time_field)
         ]
-        return statistics.median(samples) if samples else 0.0
+        found = statistics.median(samples) if samples else 0.0
+        return found if found > 0 else known_s
 
-    cpu_s = cost("cpu_ns", "host_entries", fixed.cpu_fixed_s)
-    link_s = cost("link_ns", "streamed_entries", fixed.link_fixed_s)
-    return Roofline(
-        cpu_s_per_entry=max(cpu_s, 1e-12),
-        link_s_per_entry=max(link_s, 1e-12),
-        cpu_fixed_s=fixed.cpu_fixed_s,
-        link_fixed_s=fixed.link_fixed_s,
+    return dataclasses.replace(
+        known,
+        cpu_s_per_entry=cost("cpu_ns", "host_entries", known.cpu_fixed_s, known.cpu_s_per_entry),
+        link_s_per_entry=cost(
+            "link_ns", "streamed_entries", known.link_fixed_s, known.link_s_per_entry
+        ),
     )
 
 
