@@ -1,104 +1,183 @@
-"""How fast does a whole model decode over a cache of a given length, and what is the limit?
+"""How fast does a whole model decode over a cache of a given length, what is the limit, and what does the cache take?
 
 A released configuration at full size with random weights (random routing touches all experts, the worst case). The
 cache is filled with random entries through the real `store`. The ceiling of a step counts the bytes of the placed
 blocks alone: with both readers at work, bytes / (CPU's + link's bandwidth), as measured in the same run; with one of
 them, bytes over its own.
+
+The GPU's memory is the peak of the run less the weights and a run without a cache (gpu_memory.py). JAX's peak cannot be
+set back, so the figure is that of the first policy; those of later ones include it. Host memory is printed before
+anything is filled: 32 rows of 32,768 tokens of Qwen3-30B-A3B are 2.2 GB a layer, 105 GB in all 48. Where a machine has
+less, --layers N takes the first N layers.
 """
 
 import argparse
 import dataclasses
-import json
 import os
 import statistics
-import tempfile
 import time
 from pathlib import Path
 from typing import Any
 
+import gpu_memory
 import jax
 import jax.numpy as jnp
 import numpy as np
 import record
-from filled import fill, phases, placed_bytes
+from filled import TELL_S, fill, phases, placed_bytes
 
-from wscope_jax import Engine, Sampling, _ffi, devices, policies
-from wscope_jax.configurations import _folder
+from wscope_jax import Engine, Sampling, _ffi, configurations, devices, models, policies
 from wscope_jax.layout import Region
-from wscope_jax.models import read_config
-from wscope_jax.models.registry import random
-from wscope_jax.sampling import row_operands
+from wscope_jax.policies import Policy
+from wscope_jax.sampling import RowSampling, row_operands
 
 READ_SLOTS, READ_BYTES = 512, 1 << 20  # of the CPU's streaming read: half a gigabyte
+GB = 1e9
 SMALL = {  # with --quick, those of them that the family's configurations have
     "hidden_size": 256,
-    "intermediate_size": 256,
-    "moe_intermediate_size": 128,
+    "dense_size": 256,
+    "expert_size": 128,
     "num_experts": 8,
-    "num_local_experts": 8,
-    "n_routed_experts": 8,
 }
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--quick", action="store_true", help="a small model, a short cache")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--model", default="qwen3-30b-a3b", help="name of a configuration")
-    parser.add_argument("--layers", type=int, help="fewer layers than the configuration has")
+    parser.add_argument(
+        "--layers", type=int, help="fewer layers than the configuration has, to fit host memory"
+    )
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--context", type=int, default=8192)
+    parser.add_argument("--context", type=int, default=8192, help="tokens of a row")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
-    return parser.parse_args()
+    args = parser.parse_args()
+    if args.quick:
+        args.batch, args.context, args.steps = 2, 1024, 20
+    return args
 
 
 def build(args: argparse.Namespace) -> Any:
-    values = json.loads((_folder() / f"{args.model}.json").read_text())
+    """The configuration's model with random weights, as `wscope generate --random-weights` draws them."""
+    _, config = configurations.read_alone(args.model)
+    changes: dict[str, Any] = {"num_layers": 2 if args.quick else args.layers or config.num_layers}
     if args.quick:
-        values |= {key: small for key, small in SMALL.items() if key in values}
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(json.dumps(values))
-        config = read_config(folder)
-    layers = 2 if args.quick else args.layers or config.num_layers
-    config = dataclasses.replace(config, num_layers=layers)
-    return random(config, 0, "bfloat16")
+        changes |= {name: small for name, small in SMALL.items() if hasattr(config, name)}
+    return models.random(dataclasses.replace(config, **changes), 0, "bfloat16")
 
 
-def measure(eng: Engine, args: argparse.Namespace, policy: Any) -> tuple[list[float], Any]:
-    """Seconds of each step, and the cache's timings over them."""
-    programs = eng._programs
-    rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
-    max_len = args.context + 2 * args.steps + 2 * eng.window
+def open_engine(args: argparse.Namespace, window: int = 256) -> Engine:
+    """An engine over that model, its weights in place."""
+    began = time.perf_counter()
+    eng = Engine(build(args), policy="write_scope", window=window)
+    jax.block_until_ready(eng._programs._model.leaves)
+    took_s, size = time.perf_counter() - began, eng._programs.weight_bytes
+    print(f"{args.model}: {size / GB:.1f} GB of weights in {took_s:.1f} s", flush=True)
+    return eng
+
+
+def watch(cache: Any) -> list[Any]:
+    """A list that gets the timings of the cache's steps."""
     timings: list[Any] = []
-    with eng._cache(args.batch, max_len, policy) as cache:
-        began = time.perf_counter()
-        fill(cache, args.context)
-        filled_s = time.perf_counter() - began
-        observe = cache._dispatcher.timings
+    observe = cache._dispatcher.timings
 
-        def keep(jobs: int) -> Any:
-            found = observe(jobs)
-            timings.extend(found)
-            return found
+    def keep(jobs: int) -> Any:
+        found = observe(jobs)
+        timings.extend(found)
+        return found
 
-        cache._dispatcher.timings = keep  # type: ignore[method-assign]
-        began = time.perf_counter()
-        programs.compile_step(cache, rows)
-        compiled_s = time.perf_counter() - began
-        ids = jnp.arange(args.batch, dtype=jnp.int32)
-        seconds = []
-        for _ in range(args.steps):
+    cache._dispatcher.timings = keep
+    return timings
+
+
+class Bench:
+    """One engine, batch and context."""
+
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.args = args
+        self.eng = open_engine(args)
+        gpu_memory.print_host("with the weights in place")
+        self.rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
+        self.cpu, self.link = bandwidths()
+        print(
+            f"alone: CPU reads {self.cpu / GB:.1f} GB/s, the link brings {self.link / GB:.1f} GB/s"
+        )
+        self.account = gpu_memory.Account(self.eng, self.rows)
+        self.case = f"{args.model}_b{args.batch}_{args.context}"
+
+    def plan(self, policy: Policy, max_len: int) -> Any:
+        """What the cache will take; ends the program where that does not fit."""
+        plan, layers = self.eng._plan(policy, self.args.batch, max_len), self.eng.model.num_layers
+        pools = plan.footprint.pool_bytes()
+        budget = "" if plan.host_memory is None else f" of {plan.host_memory / GB:.1f} GB"
+        print(
+            f"  {policy.name}: {plan.host_needed / GB:.1f} GB{budget} of host memory; blocks take "
+            f"{pools / layers / GB:.3f} GB in each of {layers} layers",
+            flush=True,
+        )
+        if not plan.fits:
+            raise SystemExit(f"decode: {plan.why}; take fewer layers with --layers N")
+        return plan
+
+    def measure(self, policy: Policy) -> list[dict[str, Any]]:
+        """Rows of a policy: its steps, and what its cache takes of the GPU's memory."""
+        args, programs = self.args, self.eng._programs
+        max_len = args.context + 2 * args.steps + 2 * self.eng.window
+        plan = self.plan(policy, max_len)
+        with self.eng._cache(args.batch, max_len, policy) as cache:
             began = time.perf_counter()
-            ids, _ = programs.step(cache, ids, rows)
-            np.asarray(ids)
-            seconds.append(time.perf_counter() - began)
-        placed = placed_bytes(cache)
-        share = cache.cpu_share()
-    print(
-        f"  {policy.name}: filled in {filled_s:.1f} s, compiled in {compiled_s:.1f} s, r = {share:.3f}"
-    )
-    return seconds, (placed, timings[len(timings) // 2 :])
+            fill(cache, args.context)
+            filled_s = time.perf_counter() - began
+            gpu_memory.print_host("with the cache filled")
+            timings = watch(cache)
+            began = time.perf_counter()
+            programs.compile_step(cache, self.rows)
+            compiled_s = time.perf_counter() - began
+            program = programs._step_program(cache, jnp.zeros(args.batch, jnp.int32), self.rows)
+            alive = self.account.alive(cache, program)
+            print(
+                f"  filled in {filled_s:.1f} s, compiled in {compiled_s:.1f} s, r = {cache.cpu_share():.3f}",
+                flush=True,
+            )
+            seconds = steps(self.eng, cache, self.rows, args.steps)
+            placed = placed_bytes(cache)
+            held = self.account.row(self.case, policy.name, alive, plan.footprint)
+        return [self.row(policy.name, seconds, placed, timings[len(timings) // 2 :]), *held]
+
+    def row(
+        self, name: str, seconds: list[float], placed: dict[Region, int], timings: list[Any]
+    ) -> dict[str, Any]:
+        """The row of a policy's steps, but for the first ones."""
+        host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
+        readers = {"gpu_only": self.link, "cpu_only": self.cpu, "resident": 0.0}
+        reader = readers.get(name, self.cpu + self.link)
+        ceiling = (host + pinned) / reader if reader else 0.0
+        samples = [1e3 * s for s in seconds[len(seconds) // 3 :]]
+        words = ", ".join(f"{phase} {ms:.2f} ms" for phase, ms in phases(timings).items())
+        rate = self.args.batch / statistics.median(samples) * 1e3
+        print(
+            f"  {rate:.1f} tokens/s; UNPINNED {host / GB:.2f} GB, PINNED {pinned / GB:.2f} GB; a step: {words}",
+            flush=True,
+        )
+        return record.row(self.case, f"wscope/{name}", samples, "ms", 1e3 * ceiling)
+
+
+def steps(eng: Engine, cache: Any, rows: RowSampling, count: int) -> list[float]:
+    """Seconds of each step; a long run tells how far it is."""
+    ids, seconds, told = jnp.arange(cache.batch, dtype=jnp.int32), [], time.perf_counter()
+    for number in range(count):
+        began = time.perf_counter()
+        ids, _ = eng._programs.step(cache, ids, rows)
+        np.asarray(ids)
+        seconds.append(time.perf_counter() - began)
+        if time.perf_counter() - told > TELL_S:
+            told = time.perf_counter()
+            print(f"  step {number + 1} of {count}: {1e3 * seconds[-1]:.1f} ms", flush=True)
+    return seconds
 
 
 def bandwidths() -> tuple[float, float]:
@@ -116,33 +195,12 @@ def bandwidths() -> tuple[float, float]:
 
 def main() -> None:
     args = arguments()
-    if args.quick:
-        args.batch, args.context, args.steps = 2, 1024, 20
-    began = time.perf_counter()
-    eng = Engine(build(args), policy="write_scope", window=256)
-    jax.block_until_ready(eng._programs._model.leaves)
-    print(
-        f"{args.model}: {eng._programs.weight_bytes / 1e9:.1f} GB of weights in {time.perf_counter() - began:.1f} s"
-    )
-    cpu, link = bandwidths()
-    print(f"alone: CPU reads {cpu / 1e9:.1f} GB/s, the link brings {link / 1e9:.1f} GB/s")
-    rows = []
-    for name in args.policies.split(","):
-        policy = eng.policy if name == "write_scope" else policies.choose(name)
-        seconds, (placed, timings) = measure(eng, args, policy)
-        host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
-        readers = {"write_scope": cpu + link, "gpu_only": link, "cpu_only": cpu}.get(name, 0.0)
-        ceiling = (host + pinned) / readers if readers else 0.0
-        samples = [1e3 * s for s in seconds[len(seconds) // 3 :]]
-        case = f"{args.model}_b{args.batch}_{args.context}"
-        rows.append(record.row(case, f"wscope/{name}", samples, "ms", 1e3 * ceiling))
-        words = ", ".join(f"{phase} {ms:.2f} ms" for phase, ms in phases(timings).items())
-        rate = args.batch / statistics.median(samples) * 1e3
-        print(
-            f"  {rate:.1f} tokens/s; UNPINNED {host / 1e9:.2f} GB, PINNED {pinned / 1e9:.2f} GB; a step: {words}"
-        )
-    record.finish(rows, args.json)
-    eng.close()
+    with record.kept(args.json) as rows:
+        bench = Bench(args)
+        for name in args.policies.split(","):
+            policy = bench.eng.policy if name == "write_scope" else policies.choose(name)
+            rows += bench.measure(policy)
+        bench.eng.close()
 
 
 if __name__ == "__main__":

@@ -20,6 +20,7 @@ from wscope_jax.policies import Policy
 from wscope_jax.roofline import StepTiming
 from wscope_jax.views import View, Views
 
+TELL_S: Final = 10.0
 PHASES: Final = ("cpu_ns", "link_ns", "wait_cpu_ns", "wait_link_ns")
 
 
@@ -38,7 +39,11 @@ def _write_layer(
 
 
 def fill(cache: InplaceKVCache, tokens: int) -> None:
-    """Random entries, the same in every row and layer: what lies in them costs the same time."""
+    """Random entries, the same in every row and layer: what lies in them costs the same time.
+
+    What is on the device at a time is a row's entries of one layer, and what `store` keeps under way of them. Long ones
+    tell how far they are.
+    """
     layout, dtype = cache.layout, jnp.dtype(cache.spec.storage)
     padded = -(-tokens // cache.block) * cache.block
     keys = jax.random.split(jax.random.key(0))
@@ -48,6 +53,7 @@ def fill(cache: InplaceKVCache, tokens: int) -> None:
 
     value = None if layout.value_in_key else normal(1, layout.value_dim)
     entries = Entries(normal(0, layout.key_dim), value)
+    told = time.perf_counter()
     for row in range(cache.batch):
         cache.begin_prompt(row, tokens)
         for layer in range(cache.num_layers):
@@ -56,6 +62,9 @@ def fill(cache: InplaceKVCache, tokens: int) -> None:
             )
             cache.write_prompt(row, (layer,), write)
         cache.end_prompt(row)
+        if time.perf_counter() - told > TELL_S:
+            told = time.perf_counter()
+            print(f"  filled {row + 1} rows of {cache.batch}", flush=True)
 
 
 def placed_bytes(cache: InplaceKVCache) -> dict[Region, int]:

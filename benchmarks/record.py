@@ -1,16 +1,18 @@
 """What every benchmark prints and writes: one table, and one JSON object a row."""
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import os
 import platform
 import shlex
+import signal
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,12 @@ def row(
 ) -> dict[str, Any]:
     """One row: the median of `samples` beside its ceiling from the same run.
 
-    `share` is value / ceiling for rates and ceiling / value for times: higher is better. `spread` is the distance
-    between the quartiles over the median.
+    `share` is value / ceiling for rates and ceiling / value for times and sizes: higher is better. `spread` is
+    the distance between the quartiles over the median.
     """
     value = statistics.median(samples)
     quartiles = statistics.quantiles(samples, n=4) if len(samples) > 1 else [value] * 3
-    is_time = unit in ("s", "ms", "us", "ns")
+    is_cost = unit in ("s", "ms", "us", "ns", "MB")
     return {
         "benchmark": Path(sys.argv[0]).stem,
         "case": case,
@@ -43,10 +45,25 @@ def row(
         "value": value,
         "unit": unit,
         "ceiling": ceiling,
-        "share": ceiling / value if is_time else value / ceiling,
+        "share": ceiling / value if is_cost else value / ceiling,
         "spread": (quartiles[2] - quartiles[0]) / value,
         "runs": len(samples),
     }
+
+
+@contextlib.contextmanager
+def kept(path: Path | None) -> Iterator[list[dict[str, Any]]]:
+    """A list for rows, which is printed and written at the end, whatever ends the block: a time limit, too."""
+    rows: list[dict[str, Any]] = []
+
+    def leave(*_: object) -> None:
+        sys.exit("terminated")
+
+    signal.signal(signal.SIGTERM, leave)
+    try:
+        yield rows
+    finally:
+        finish(rows, path)
 
 
 def _cpu_name() -> str:

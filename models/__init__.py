@@ -13,3 +13,4 @@ from wscope_jax.models.registry import load as load
 from wscope_jax.models.registry import places as places
 from wscope_jax.models.registry import random as random
 from wscope_jax.models.registry import read_config as read_config
+from wscope_jax.models.registry import read_file as read_file

@@ -14,10 +14,11 @@ import numpy as np
 from flax import nnx
 
 from wscope_jax.checkpoint import Checkpoint, Place, Stored, locate, open_directory, read_json, show
-from wscope_jax.errors import CheckpointError, UsageError
+from wscope_jax.errors import CapacityError, CheckpointError, UsageError, is_out_of_memory
 from wscope_jax.models import deepseek_v2, mixtral, qwen3_moe
 from wscope_jax.models.config import ModelConfig
 from wscope_jax.models.decoder import Decoder
+from wscope_jax.models.drawing import PRNG, draw
 from wscope_jax.models.fields import Fields
 from wscope_jax.models.tensors import EMBEDDING, HEAD, Key, Table
 
@@ -78,9 +79,21 @@ def read_config(directory: str | os.PathLike[str]) -> ModelConfig:
     path = locate(root, "config.json")
     if path is None:
         raise CheckpointError(f"{root}: no config.json; name the folder of a whole checkpoint")
+    return read_file(path, locate(root, "generation_config.json"))
+
+
+def read_file(path: Path, generation: Path | None = None) -> ModelConfig:
+    """The configuration in one file with the keys of a config.json; see `read_config`.
+
+    Args:
+        path: the file.
+        generation: a generation_config.json, or None if there is none.
+
+    Raises:
+        CheckpointError: See `read_config`.
+    """
     fields = Fields(read_json(path), path)
     family = _find_family(fields)
-    generation = locate(root, "generation_config.json")
     generation_values = {} if generation is None else read_json(generation)
     config = family.read(fields, Fields(generation_values, generation or path))
     assert isinstance(config, ModelConfig)
@@ -119,28 +132,33 @@ def abstract(config: ModelConfig, dtype: str) -> Decoder:
 
 
 def random(config: ModelConfig, seed: int, dtype: str) -> Decoder:
-    """The model of `config` with random weights that keep activations near one.
+    """The model of `config` with random weights that keep activations near one, drawn on the default device.
+
+    The host holds no copy of them, and the device little more than what is kept.
 
     Args:
         config: what `read_config` returned.
-        seed: any integer that fits in 32 bits; equal seeds give equal weights.
+        seed: 0 to 2**63 - 1; equal seeds give equal weights.
         dtype: "bfloat16" or "float32".
 
     Raises:
+        CapacityError: The weights do not fit into memory.
         UsageError: `dtype` is another.
     """
     graphdef, state = nnx.split(abstract(config, dtype))
     leaves, tree = jax.tree.flatten(state)
-    keys = jax.random.split(jax.random.key(seed), len(leaves))
-
-    def draw(key: jax.Array, leaf: jax.ShapeDtypeStruct) -> jax.Array:
-        if len(leaf.shape) == 1:  # norms and biases
-            return jnp.ones(leaf.shape, leaf.dtype)
-        scale = jnp.asarray(float(leaf.shape[-1]) ** -0.5, leaf.dtype)
-        drawn: jax.Array = jax.random.normal(key, leaf.shape, leaf.dtype) * scale
-        return drawn
-
-    drawn = [draw(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+    words = jnp.array([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
+    keys = jax.random.split(jax.random.wrap_key_data(words, impl=PRNG), len(leaves))
+    try:
+        drawn = [draw(key, leaf) for key, leaf in zip(keys, leaves, strict=True)]
+        jax.block_until_ready(drawn)
+    except (MemoryError, jax.errors.JaxRuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        num_bytes = sum(leaf.size for leaf in leaves) * _dtype(dtype).itemsize
+        raise CapacityError(
+            f"weights: no memory for {num_bytes / 1e9:.2f} GB of random {dtype}; free some, or choose a smaller model"
+        ) from error
     return nnx.merge(graphdef, jax.tree.unflatten(tree, drawn))
 
 

@@ -21,7 +21,7 @@ from wscope_jax.checkpoint.tensors import IGNORED
 from wscope_jax.errors import CheckpointError
 from wscope_jax.footprint import PlannedStream
 from wscope_jax.layout import EntryLayout, Stream
-from wscope_jax.models import BY_TYPE, abstract, read_config
+from wscope_jax.models import BY_TYPE, abstract, read_config, read_file
 from wscope_jax.models.config import MAX_LAYERS, MAX_WIDTH, ModelConfig, read_dtype
 from wscope_jax.models.fields import Fields
 from wscope_jax.models.registry import STORED_DTYPES, choose_dtype, places
@@ -96,6 +96,40 @@ def read(model: str, dtype: str | None = None) -> Configuration:
     has_weights = has_files or locate(root, INDEX) is not None
     tensors = _read_tensors(root, fields) if has_weights else {}
     return _describe(own_name, fields, tensors, dtype)
+
+
+def read_alone(model: str, dtype: str | None = None) -> tuple[Configuration, ModelConfig]:
+    """A configuration that is to be run with weights of its own making; no weights are looked for.
+
+    Args:
+        model: name of one that ships with the package, or the path of a config.json or of its folder.
+        dtype: "bfloat16" or "float32" for weights and cache; None takes that of the configuration.
+
+    Returns:
+        The model as a plan sees it, and its configuration.
+
+    Raises:
+        CheckpointError: There is none, anything is wrong with it, or this package cannot run its family.
+    """
+    path = Path(model)
+    with naming(path):
+        is_there, is_file = path.exists(), path.is_file()
+    if not is_there and model in names():
+        with importlib.resources.as_file(_folder() / f"{model}.json") as file:
+            return _read_alone(model, file, dtype)
+    if not is_there:
+        raise CheckpointError(
+            f"{model}: neither a configuration nor a path; give a config.json or one of {', '.join(names())}"
+        )
+    found = path if is_file else locate(open_directory(path), "config.json")
+    if found is None:
+        raise CheckpointError(f"{model}: no config.json there; name its folder, or the file itself")
+    return _read_alone(model, found, dtype)
+
+
+def _read_alone(name: str, file: Path, dtype: str | None) -> tuple[Configuration, ModelConfig]:
+    config = read_file(file)
+    return _describe(name, Fields(read_json(file), file), {}, dtype), config
 
 
 def _read_tensors(root: Path, fields: Fields) -> Mapping[str, Stored]:

@@ -35,9 +35,8 @@ def model(tmp_path: Path) -> Path:
 
 
 def options(model: Path, **given: Any) -> argparse.Namespace:
-    return argparse.Namespace(
-        **{"model": model, "prompt": None, "prompt_file": None, "tokens": None} | given
-    )
+    sources = dict.fromkeys(("prompt", "prompt_file", "tokens", "prompt_length"))
+    return argparse.Namespace(**{"model": model, **sources} | given)
 
 
 def save(file: Path, array: Any) -> Path:

@@ -14,6 +14,7 @@ from tests.oracle import Oracle
 from tests.tiny import write_checkpoint
 from wscope_jax import models
 from wscope_jax.errors import UsageError
+from wscope_jax.models import drawing
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 ASSETS = Path(wscope_jax.__file__).parent / "assets"
@@ -210,6 +211,23 @@ def test_random_model_runs_and_repeats():
     assert got.std() > 0.1
     np.testing.assert_array_equal(got, dense.logits(again, ids))
     assert np.abs(got - dense.logits(other, ids)).max() > 0.1
+
+
+def test_random_weights_need_little_beside_themselves():
+    """A parameter is drawn in pieces, on a GPU in place; no piece is another one's copy."""
+    leaf = jax.ShapeDtypeStruct((drawing.DRAWN // 512 + 100, 1, 1024), jnp.float32)
+    key, piece = jax.random.key(1), drawing.DRAWN // 1024
+    drawn = drawing.draw(key, leaf)
+    assert abs(np.std(drawn) * 32 - 1) < 1e-2
+    assert len(np.unique(drawn[:, 0, 0])) > 0.99 * len(drawn)
+    in_place = jnp.zeros(leaf.shape, leaf.dtype)  # as on a GPU
+    for start in range(0, len(drawn), piece):
+        size = min(piece, len(drawn) - start)
+        in_place = drawing._draw_into(in_place, key, jnp.int32(start), (size, 1, 1024))
+    np.testing.assert_array_equal(in_place, drawn)
+    large = jax.ShapeDtypeStruct((1 << 20, 1, 1024), jnp.float32)
+    program = drawing._draw_into.lower(large, key, jnp.int32(0), (piece, 1, 1024)).compile()
+    assert program.memory_analysis().temp_size_in_bytes < 32 * drawing.DRAWN
 
 
 def test_unknown_dtype_is_refused():

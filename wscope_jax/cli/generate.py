@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
         KeyboardInterrupt: Interrupted; the text so far is printed.
     """
     _check_outputs(arguments)
-    start.require_directory(arguments.model)
+    start.check_weights(arguments)
     start.prepare(arguments.threads, quiet=arguments.quiet)  # reading a checkpoint imports jax
     asked = requests.read_requests(arguments)
     samplings = requests.make_samplings(arguments, asked)

@@ -93,6 +93,13 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
         "of different lengths",
     )
     source.add_argument(
+        "--prompt-length",
+        metavar="N",
+        type=count,
+        action="append",
+        help="N token ids drawn by --seed; repeat it for more sequences",
+    )
+    source.add_argument(
         "--jsonl-in",
         metavar="F",
         type=path,
@@ -138,7 +145,7 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="drop below X times the likeliest (default 0)",
     )
-    sampling.add_argument("--seed", metavar="N", type=int, help="of the random draws (default 0)")
+    sampling.add_argument("--seed", metavar="N", type=int, help="of all random draws (default 0)")
     sampling.add_argument(
         "--stop",
         metavar="TEXT",
@@ -161,9 +168,25 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
 
 
+def add_weights(parser: argparse.ArgumentParser) -> None:
+    """A checkpoint, or a configuration whose weights are drawn."""
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument(
+        "--model", metavar="DIR", type=path, help="a Hugging Face checkpoint directory"
+    )
+    which.add_argument(
+        "--random-weights",
+        metavar="CONFIG",
+        type=name,
+        help="no checkpoint: a config.json (or its folder), or the name of a configuration that ships with this "
+        "package, at full size with weights drawn by --seed; takes token ids only. Names: "
+        + ", ".join(CONFIGURATIONS),
+    )
+
+
 def add_cache(parser: argparse.ArgumentParser) -> None:
     """The options that `generate` and `score` share: the model, and how its cache is kept."""
-    add_model(parser)
+    add_weights(parser)
     cache = parser.add_argument_group("cache")
     add_placement(cache)
     cache.add_argument(

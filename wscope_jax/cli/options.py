@@ -130,6 +130,7 @@ def _add_score(parser: argparse.ArgumentParser) -> None:
         help="write the float32 logits of positions P-1 to the last one here",
     )
     groups.add_cache(parser)
+    parser.add_argument("--seed", metavar="N", type=int, help="of --random-weights (default 0)")
     groups.add_json(parser)
     groups.add_quiet(parser)
 

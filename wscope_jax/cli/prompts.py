@@ -12,6 +12,7 @@ from typing import BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
+from wscope_jax.cli import start
 from wscope_jax.errors import CheckpointError, UsageError
 from wscope_jax.sizes import amount
 
@@ -41,6 +42,8 @@ def read_named(arguments: argparse.Namespace) -> list[tuple[str, Prompt]]:
     given = list_sources(arguments)
     if len(given) > 1:
         raise UsageError(f"{' and '.join(given)}: give one source of the prompt, not {len(given)}")
+    if arguments.prompt_length is not None:
+        return _draw(arguments)
     if arguments.tokens is not None:
         return [row for file in arguments.tokens for row in _name_rows(file)]
     if arguments.prompt is not None:
@@ -59,6 +62,20 @@ def read_named(arguments: argparse.Namespace) -> list[tuple[str, Prompt]]:
     return list(zip(names[len(texts) > 1 :], texts, strict=False))
 
 
+def _draw(arguments: argparse.Namespace) -> list[tuple[str, Prompt]]:
+    """Random ids of the model's vocabulary, one sequence for each length."""
+    lengths = arguments.prompt_length
+    if sum(lengths) > MOST_IDS:
+        raise UsageError(
+            f"--prompt-length {max(lengths)}: more than {MOST_IDS:,} token ids, which no model could read"
+        )
+    draw, most = np.random.default_rng(start.weights_seed(arguments)), start.vocab_size(arguments)
+    where = [f"--prompt-length {length}" for length in lengths]
+    return [
+        (name, draw.integers(0, most, n).tolist()) for name, n in zip(where, lengths, strict=True)
+    ]
+
+
 def _name_rows(file: Path) -> list[tuple[str, Prompt]]:
     ids = read_tokens(file)
     if ids.ndim == 1:
@@ -72,6 +89,7 @@ def list_sources(arguments: argparse.Namespace) -> list[str]:
         "--prompt": arguments.prompt,
         "--prompt-file": arguments.prompt_file,
         "--tokens": arguments.tokens,
+        "--prompt-length": arguments.prompt_length,
     }
     return [name for name, value in sources.items() if value is not None]
 
@@ -199,12 +217,18 @@ def _no_utf8(error: UnicodeDecodeError, where: str, before: int) -> UsageError:
     return UsageError(f"{where}: not UTF-8: byte 0x{wrong:02x} at offset {offset}")
 
 
-def require_tokenizer(model: Path) -> None:
+def require_tokenizer(model: Path | None) -> None:
     """Refuses before weights are read. What is no checkpoint at all is left to the loader.
 
     Raises:
+        UsageError: If there is no checkpoint.
         CheckpointError: If the checkpoint has no tokenizer.
     """
+    if model is None:
+        raise UsageError(
+            "--random-weights: has no tokenizer, so a text prompt cannot be encoded; "
+            "give token ids with --tokens F.npy or --prompt-length N"
+        )
     from wscope_jax.checkpoint import locate, open_directory
 
     try:

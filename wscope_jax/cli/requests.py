@@ -91,11 +91,10 @@ def encode(arguments: argparse.Namespace, requests: Sequence[Request]) -> list[l
         UsageError: If a prompt has no token, one that the model has not, or more than --max-model-len.
         CheckpointError: If the checkpoint's configuration or tokenizer is wrong.
     """
-    from wscope_jax.models import registry
     from wscope_jax.token_ids import check_ids
     from wscope_jax.tokenizer import Tokenizer
 
-    vocab_size = registry.read_config(arguments.model).vocab_size
+    vocab_size = start.vocab_size(arguments)
     tokenizer = None
     if any(isinstance(request.prompt, str) for request in requests):
         tokenizer = Tokenizer.from_dir(arguments.model, vocab_size)
@@ -140,8 +139,10 @@ def _lines(arguments: argparse.Namespace) -> list[jsonl.Line]:
             )
         return jsonl.read(arguments.jsonl_in)
     prompts = read_named(arguments)
-    if arguments.chat and arguments.tokens is not None:
-        raise UsageError("--chat and --tokens: a chat template needs text; give --prompt")
+    if arguments.chat and any(not isinstance(prompt, str) for _, prompt in prompts):
+        raise UsageError(
+            f"--chat and {list_sources(arguments)[0]}: a chat template needs text; give --prompt"
+        )
     lines = []
     for number, (where, prompt) in enumerate(prompts, start=1):
         if isinstance(prompt, str):

@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         WscopeError: What was wrong, with its exit code.
     """
-    start.require_directory(arguments.model)
+    start.check_weights(arguments)
     ids = read_tokens(arguments.tokens)
     prefill, length = arguments.prefill, ids.shape[-1]
     if prefill > length:
@@ -79,10 +79,9 @@ def _save(stream: BinaryIO, logits: npt.NDArray[np.float32]) -> None:
 
 def _require_in_vocabulary(arguments: argparse.Namespace, ids: Ids) -> None:
     """Checks the ids against config.json, before weights are read."""
-    from wscope_jax.models import read_config
     from wscope_jax.token_ids import check_ids
 
-    check_ids(ids, read_config(arguments.model).vocab_size, f"--tokens {arguments.tokens}")
+    check_ids(ids, start.vocab_size(arguments), f"--tokens {arguments.tokens}")
 
 
 def _shorter(arguments: argparse.Namespace, length: int) -> str:

@@ -1,0 +1,208 @@
+"""What does it cost a decode that its blocks leave the window, and does anything compile meanwhile?
+
+The paper's own load: short prompts are decoded on until most of the cache has gone through the windows. A step counts
+as one that evicts while a block of any row is on its way, from the step that sends it to the one that finds it in its
+place; windows fill up in the same steps, so there are a few of these every D steps, and none between. Each round of D
+steps is held against its own quiet steps: their median for those after the moves, the mean of the medians before and
+after for those with moves, because the cache is larger after them. The bar: all steps of a round take at most 2 %
+longer than that.
+
+The CPU's share is fixed at what calibration says, and chunks of the link are smaller than usual, so that the turns of a
+layer grow past a bucket: `stall` counts the programs that decode had to wait for, which is none. (But with
+--quick, where a bucket lasts for less time than the next program takes to compile.)
+"""
+
+import argparse
+import itertools
+import os
+import statistics
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+import record
+from decode import GB, bandwidths, open_engine
+from filled import TELL_S, fill, placed_bytes
+
+from wscope_jax import Engine, Sampling
+from wscope_jax.policies import WriteScope
+from wscope_jax.sampling import row_operands
+
+BAR = 0.02  # of the steps' time
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="a small model, small windows")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--model", default="qwen3-30b-a3b", help="name of a configuration")
+    parser.add_argument("--layers", type=int, help="fewer layers than the configuration has")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--context", type=int, default=2048, help="tokens of a prompt")
+    parser.add_argument("--rounds", type=int, default=5, help="of D steps, the first not counted")
+    parser.add_argument("--window", type=int, default=256, help="D")
+    parser.add_argument("--chunk-entries", type=int, default=4096, help="of the link")
+    parser.add_argument("--share", type=float, help="of the CPU, instead of what calibration says")
+    args = parser.parse_args()
+    if args.quick:
+        args.batch, args.context, args.window, args.chunk_entries = 4, 256, 32, 128
+        args.rounds = 7
+    return args
+
+
+class Step(NamedTuple):
+    """One step: its seconds, and whether a block of any row was on its way."""
+
+    seconds: float
+    evicts: bool
+
+
+def decode(eng: Engine, cache: Any, rows: Any, count: int) -> list[Step]:
+    """So many steps; a long run tells how far it is."""
+    ids, found, told = jnp.arange(cache.batch, dtype=jnp.int32), [], time.perf_counter()
+    under_way = cache._evictions._tickets
+    for number in range(count):
+        is_busy = bool(under_way)
+        began = time.perf_counter()
+        ids, _ = eng._programs.step(cache, ids, rows)
+        np.asarray(ids)
+        found.append(Step(time.perf_counter() - began, is_busy or bool(under_way)))
+        if time.perf_counter() - told > TELL_S:
+            told = time.perf_counter()
+            words = f"{1e3 * found[-1].seconds:.1f} ms, {cache.num_turns} turns"
+            print(f"  step {number + 1} of {count}: {words}", flush=True)
+    return found
+
+
+def rounds_of(steps: list[Step], window: int) -> list[list[Step]]:
+    """The steps of each round, which begins with the first step that evicts."""
+    first = next((i for i, step in enumerate(steps) if step.evicts), len(steps))
+    starts = range(first, len(steps) - window + 1, window)
+    return [steps[max(0, first - window) : first], *(steps[at : at + window] for at in starts)]
+
+
+class Round(NamedTuple):
+    """What a round took, in ms a step.
+
+    Attributes:
+        quiet: median of the steps without evictions.
+        evicting: median of those with.
+        expected: what those with would take without.
+        all: mean of all.
+        all_expected: what that would be without.
+        surplus: how far all are beyond it because of those with evictions.
+        num_evicting: steps with evictions.
+    """
+
+    quiet: float
+    evicting: float
+    expected: float
+    all: float
+    all_expected: float
+    surplus: float
+    num_evicting: int
+
+
+def judge(before: list[Step], now: list[Step]) -> Round | None:
+    """A round beside the quiet steps of the round before; None if one has none, or nothing was evicted."""
+    old = [1e3 * step.seconds for step in before if not step.evicts]
+    quiet = [1e3 * step.seconds for step in now if not step.evicts]
+    busy = [1e3 * step.seconds for step in now if step.evicts]
+    if not (old and quiet and busy):
+        return None
+    median = statistics.median(quiet)
+    expected = (statistics.median(old) + median) / 2
+    return Round(
+        quiet=median,
+        evicting=statistics.median(busy),
+        expected=expected,
+        all=statistics.mean(quiet + busy),
+        all_expected=(median * len(quiet) + expected * len(busy)) / len(now),
+        surplus=(sum(busy) - expected * len(busy)) / len(now),
+        num_evicting=len(busy),
+    )
+
+
+def tell(found: list[Round]) -> None:
+    """Prints each round, and what evictions add."""
+    for number, r in enumerate(found, start=1):
+        print(
+            f"  round {number}: {r.quiet:.2f} ms without; {r.num_evicting} steps with, {r.evicting:.2f} ms where "
+            f"{r.expected:.2f} are expected; all {r.all:.3f} ms a step, {r.all_expected:.3f} expected"
+        )
+    added = statistics.median(r.all / r.all_expected - 1 for r in found)
+    own = statistics.median(r.surplus / r.all_expected for r in found)
+    whole = sum(r.all for r in found) / sum(r.all_expected for r in found) - 1
+    verdict = "below" if added < BAR else "ABOVE"
+    print(
+        f"  a round takes {100 * added:+.2f} % beyond its quiet steps' median, {verdict} the bar of "
+        f"{100 * BAR:.0f} %; the steps that evict account for {100 * own:+.2f} %, the rest is how quiet steps spread\n"
+        f"  all rounds together: {100 * whole:+.2f} %",
+        flush=True,
+    )
+
+
+def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
+    """Rows: quiet steps beside what both readers give, steps that evict and all steps beside quiet ones."""
+    cpu, link = bandwidths()
+    print(f"alone: CPU reads {cpu / GB:.1f} GB/s, the link brings {link / GB:.1f} GB/s")
+    rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
+    count = args.window * (args.rounds + 1)
+    share = eng.policy.cpu_share(args.batch * (args.context + count // 2))
+    policy = WriteScope(share=share if args.share is None else args.share)
+    with eng._cache(args.batch, args.context + count + 2 * args.window, policy) as cache:
+        fill(cache, args.context)
+        began = time.perf_counter()
+        eng._programs.compile_step(cache, rows)
+        print(f"  compiled in {time.perf_counter() - began:.1f} s", flush=True)
+        cache.compiled.is_steady = True
+        turns, placed = cache.num_turns, sum(placed_bytes(cache).values())
+        steps = decode(eng, cache, rows, count)
+        compiles = cache.compiled.compiles
+        final = sum(placed_bytes(cache).values())
+        words = ", ".join(f"{number} {phase}" for phase, number in compiles.items())
+        print(
+            f"  {count} steps, {placed / GB:.2f} -> {final / GB:.2f} GB placed, r = {cache.cpu_share():.3f}; "
+            f"turns {turns} -> {cache.num_turns}; compiles: {words}",
+            flush=True,
+        )
+        if cache.num_turns == turns:
+            print("  no bucket of turns was crossed: take smaller --chunk-entries to count stalls")
+    parts = rounds_of(steps, args.window)
+    pairs = itertools.pairwise(parts[1:])  # what came before them warms up
+    found = [r for before, now in pairs if (r := judge(before, now)) is not None]
+    if not found:
+        raise SystemExit("evictions: no round had steps with evictions and steps without")
+    tell(found)
+    middle = 1e3 * (placed + final) / 2 / (cpu + link)
+    case = f"{args.model}_b{args.batch}_{args.context}"
+    names = ("quiet", "evicting", "all")
+    samples = {name: [getattr(r, name) for r in found] for name in names}
+    limits = {
+        "quiet": middle,
+        "evicting": statistics.median(r.expected for r in found),
+        "all": statistics.median(r.all_expected for r in found),
+    }
+    stalls = {"stall": compiles["stall"], "steps": count, "turns": [turns, cache.num_turns]}
+    return [
+        record.row(case, f"wscope/{name} steps", samples[name], "ms", limits[name]) | stalls
+        for name in names
+    ]
+
+
+def main() -> None:
+    args = arguments()
+    with record.kept(args.json) as rows:
+        eng = open_engine(args, args.window)
+        eng.chunk_entries = args.chunk_entries
+        rows += measure(args, eng)
+        eng.close()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.85")
+    main()

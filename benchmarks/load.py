@@ -1,0 +1,286 @@
+"""Does the CPU's share follow when something else takes bandwidth, and is it worth what the model says?
+
+Steps that only attend, `write_scope` settled on an idle machine (share r0). Then a load begins, while the cache goes
+on:
+
+- readers: processes of numpy, pinned to no core, that together read a third of what the CPU gives.
+- copies: copies to the device back to back, beside the cache's own: the link is shared by two.
+
+Feedback runs on; a fresh batch is placed with the share that it found (r1) and held against a fresh batch with r0, both
+under the load, in turns. Equations 1 and 2 say what that gains, from the costs of an entry under the load, A for the
+CPU and B for the link: the time that r1 saves should be 0.8 of what they say. The share over time is in the rows
+(`series`: seconds from the onset, share) and printed as a plot.
+"""
+
+import argparse
+import dataclasses
+import os
+import statistics
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import record
+from ceilings import GB, Ceilings
+from decode_attention import GROUP, LEAST_LAYERS, WINDOW, Bench
+from filled import Setup
+from readers import Readers
+
+from tests.cases import CASES
+from wscope_jax.footprint import CHUNK_ENTRIES
+from wscope_jax.policies import WriteScope
+from wscope_jax.roofline import Roofline, StepTiming
+
+PART: Final = 1 / 3  # of the CPU's bandwidth, that the readers take
+BAR: Final = 0.8  # of the predicted gain
+LEAST: Final = 0.02  # of a step, that a gain has to be to be judged
+LINES: Final = 24  # of the plot
+COPY_S: Final = 2.0  # of copies between two looks at whether to go on
+Series = list[tuple[float, float]]  # seconds from the onset, share of the CPU
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--quick", action="store_true", help="end within a minute on 2 cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--case", choices=CASES, default="gqa8_d128")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--context", type=int, default=8192, help="tokens of a row")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--chunk-entries", type=int, default=CHUNK_ENTRIES, help="of the link")
+    parser.add_argument("--loads", default="readers,copies", help="which, a list")
+    parser.add_argument("--readers", type=int, help="processes (default: half of the cores)")
+    parser.add_argument("--groups", type=int, default=40, help=f"of {GROUP} steps, each phase")
+    args = parser.parse_args()
+    args.share = None  # of `Bench`: its own
+    if args.quick:
+        args.batch, args.context, args.layers = 4, 2048, LEAST_LAYERS
+        args.groups, args.chunk_entries = 10, 2 * WINDOW
+    return args
+
+
+class Copies:
+    """A thread that copies to the device back to back."""
+
+    def __init__(self, ceilings: Ceilings) -> None:
+        self._ceilings = ceilings
+        self._ended = threading.Event()
+        self._rates: list[float] = [0.0]
+        self._thread = threading.Thread(target=self._copy, daemon=True)
+
+    def _copy(self) -> None:
+        while not self._ended.is_set():
+            self._rates.append(GB * self._ceilings.link_alone(COPY_S))
+
+    def __enter__(self) -> "Copies":
+        self._thread.start()
+        return self
+
+    def rate(self) -> float:
+        """Bytes a second of the newest copies."""
+        return self._rates[-1]
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+def costs(timings: Sequence[StepTiming], known: Roofline) -> Roofline:
+    """A and B of these steps; what is fixed, or what these steps had no entries for, is what was known before."""
+
+    def cost(time_field: str, entries_field: str, fixed_s: float, known_s: float) -> float:
+        samples = [
+            (1e-9 * getattr(t, time_field) - t.jobs * fixed_s) / getattr(t, entries_field)
+            for t in timings
+            if getattr(t, entries_field) and getattr(t, time_field)
+        ]
+        found = statistics.median(samples) if samples else 0.0
+        return found if found > 0 else known_s
+
+    return dataclasses.replace(
+        known,
+        cpu_s_per_entry=cost("cpu_ns", "host_entries", known.cpu_fixed_s, known.cpu_s_per_entry),
+        link_s_per_entry=cost(
+            "link_ns", "streamed_entries", known.link_fixed_s, known.link_s_per_entry
+        ),
+    )
+
+
+def step_s(model: Roofline, share: float, placed: int) -> float:
+    """Seconds of a layer's attention: its slower side. Source: equation 1."""
+    return max(model.cpu_time(share, placed), model.link_time(share, placed))
+
+
+class LoadBench(Bench):
+    """`Bench`, settled on an idle machine, and what becomes of it under a load."""
+
+    def __init__(self, args: argparse.Namespace, ceilings: Ceilings) -> None:
+        super().__init__(args, ceilings)
+        self.context, self.layers = args.context, args.layers
+        self.placed = args.batch * (args.context // WINDOW) * WINDOW  # entries, one layer
+        self.entry_bytes = self.case.layout.entry_bytes(2)
+
+    def load(self, kind: str) -> AbstractContextManager[Readers | Copies]:
+        """A load that is not there yet."""
+        if kind == "copies":
+            return Copies(self.ceilings)
+        count = self.args.readers or max(1, len(os.sched_getaffinity(0)) // 2)
+        return Readers(count, PART * GB * self.ceilings["cpu"])
+
+    def share(self) -> float:
+        """What the settled policy asks for."""
+        return self.write_scope.cpu_share(self.placed)
+
+    def model(self, setup: Setup) -> Roofline:
+        """Costs of the steps since they were last asked for."""
+        assert self.write_scope.roofline is not None
+        found = costs(setup.timings, self.write_scope.roofline)
+        setup.timings.clear()
+        return found
+
+    def tell(self, when: str, model: Roofline) -> None:
+        """Prints A and B, as rates too."""
+        rates = [
+            self.entry_bytes / cost / GB for cost in (model.cpu_s_per_entry, model.link_s_per_entry)
+        ]
+        print(
+            f"  {when}: A {1e9 * model.cpu_s_per_entry:.2f} ns ({rates[0]:.1f} GB/s), B "
+            f"{1e9 * model.link_s_per_entry:.2f} ns ({rates[1]:.1f} GB/s); equation 2 asks for r = "
+            f"{model.cpu_share(self.placed):.3f}",
+            flush=True,
+        )
+
+    def run(self, kind: str) -> list[dict[str, Any]]:  # type: ignore[override]
+        """Rows of one load."""
+        idle_policy, idle = self.write_scope, self.share()
+        print(f"{kind}: settled on r0 = {idle:.3f}", flush=True)
+        try:
+            with self.onset(kind) as (load, series):
+                for _ in range(2):
+                    self.settle()
+                loaded = self.share()
+                print(f"  under load: the fed-back share is r1 = {loaded:.3f}", flush=True)
+                found = self.compare(idle, loaded, load)
+        finally:
+            self.write_scope = idle_policy
+        return self.judge(kind, idle, loaded, *found, series)
+
+    @contextmanager
+    def onset(self, kind: str) -> Iterator[tuple[Any, Series]]:
+        """Starts a load while a cache with r0 decodes; within the block there is the load, and what the share did."""
+        series: Series = []
+        with self.setup(self.write_scope) as setup:
+            began = time.perf_counter()
+            self.watch(setup, series, began)
+            began, ahead = time.perf_counter(), time.perf_counter() - began
+            series[:] = [(at - ahead, share) for at, share in series]
+            self.tell("idle", self.model(setup))
+            with self.load(kind) as load:
+                self.watch(setup, series, began)
+                found = setup.cache.policy
+                self.tell("under load, the cache as it was", self.model(setup))
+                plot(series)
+                setup.cache.close()
+                assert isinstance(found, WriteScope)
+                self.write_scope = found
+                yield load, series
+
+    def watch(self, setup: Setup, series: Series, began: float) -> None:
+        """Decodes for a phase, and notes the share."""
+        for _ in range(self.args.groups):
+            setup.run(GROUP)
+            series.append((time.perf_counter() - began, setup.cache.cpu_share()))
+
+    def compare(
+        self, idle: float, loaded: float, load: Any
+    ) -> tuple[list[float], list[float], Any]:
+        """Seconds of a step of fresh batches with r0 and with r1, in turns, and the costs under the load."""
+        old_s, new_s = [], []
+        with (
+            self.setup(WriteScope(share=idle)) as old,
+            self.setup(WriteScope(share=loaded)) as new,
+        ):
+            old.timings.clear()
+            load.rate()
+            for _ in range(self.args.groups):
+                old_s.append(old.run(GROUP))
+                new_s.append(new.run(GROUP))
+            print(f"  the load itself: {load.rate() / GB:.1f} GB/s", flush=True)
+            return old_s, new_s, self.model(old)
+
+    def judge(
+        self,
+        kind: str,
+        idle: float,
+        loaded: float,
+        old_s: list[float],
+        new_s: list[float],
+        model: Roofline,
+        series: Series,
+    ) -> list[dict[str, Any]]:
+        """Prints what r1 gains beside what equations 1 and 2 say; rows of both steps and of the gain."""
+        self.tell("under load, a fresh batch with r0", model)
+        best = model.cpu_share(self.placed)
+        limits = [self.layers * step_s(model, share, self.placed) for share in (idle, best)]
+        old, new = statistics.median(old_s), statistics.median(new_s)
+        saved, foreseen = 1 - new / old, 1 - limits[1] / limits[0]
+        reached = saved / foreseen if foreseen > 0 else 0.0
+        verdict = "reached" if reached >= BAR else "NOT reached"
+        if foreseen < LEAST:
+            verdict = "says little: the load hardly shifts the balance"
+        print(
+            f"  a step: {1e3 * old:.2f} ms with r0 = {idle:.3f}, {1e3 * new:.2f} ms with r1 = {loaded:.3f}: saves "
+            f"{100 * saved:.1f} %; predicted {1e3 * limits[0]:.2f} and {1e3 * limits[1]:.2f} ms (r = {best:.3f}): "
+            f"{100 * foreseen:.1f} %\n  {reached:.2f} of the predicted gain, {BAR} {verdict}",
+            flush=True,
+        )
+        case = f"{self.args.case}_b{self.args.batch}_{self.context}_{kind}"
+        facts = {
+            "shares": {"idle": idle, "loaded": loaded, "predicted": best},
+            "costs_s": [model.cpu_s_per_entry, model.link_s_per_entry],
+            "saved": saved,
+            "predicted_saved": foreseen,
+        }
+        gain, most = [a / b for a, b in zip(old_s, new_s, strict=True)], limits[0] / limits[1]
+        return [
+            record.row(case, "wscope/r0", [1e3 * s for s in old_s], "ms", 1e3 * limits[0]) | facts,
+            record.row(case, "wscope/r1", [1e3 * s for s in new_s], "ms", 1e3 * limits[1]) | facts,
+            record.row(case, "wscope/r0:r1", gain, "x", most) | facts | {"series": series},
+        ]
+
+
+def plot(series: Series) -> None:
+    """Prints the share over time; a line across marks the onset."""
+    print("    seconds  r")
+    was_before = True
+    for number in range(min(LINES, len(series))):
+        at, share = series[number * len(series) // min(LINES, len(series))]
+        if was_before and at >= 0:
+            print("    " + "-" * 32 + " the load begins")
+        was_before = at < 0
+        print(f"    {at:7.1f}  {share:.3f} {'#' * round(60 * share)}")
+
+
+def main() -> None:
+    args = arguments()
+    size = (128 << 20) if args.quick else (2 << 30)
+    with record.kept(args.json) as rows:
+        ceilings = Ceilings(size, size)
+        for _ in range(3):
+            ceilings.sample(0.1)
+        print(
+            f"alone: CPU {ceilings['cpu']:.1f} GB/s, link {ceilings['link']:.1f} GB/s", flush=True
+        )
+        bench = LoadBench(args, ceilings)
+        bench.settle()
+        for kind in args.loads.split(","):
+            rows += bench.run(kind)
+
+
+if __name__ == "__main__":
+    main()
