@@ -39,6 +39,13 @@ if importlib.util.find_spec("beartype") is not None:
     )
 
 
+def pytest_configure() -> None:
+    """Some tests kill processes, and others run beside this one: both leave programs half written."""
+    from wscope_jax.cli import start
+
+    start.replace_broken_programs()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ["JAX_PLATFORMS"].startswith("cuda"):
         return
