@@ -15,7 +15,7 @@ os.environ.setdefault(
 )
 # Most of the suite's time is XLA's; what it compiled once is taken from there, by child processes too.
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parents[1] / "build" / "xla"))
-os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.05")
 # A shell tells what it starts in the background to ignore Ctrl-C, and child processes inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -39,12 +39,32 @@ if importlib.util.find_spec("beartype") is not None:
     )
 
 
+def pytest_configure() -> None:
+    """Some tests kill processes, and others run beside this one: both leave programs half written."""
+    from wscope_jax.cli import start
+
+    start.replace_broken_programs()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> None:
+    """One process has the GPU: what it holds and how long it takes are measured."""
+    if os.environ["JAX_PLATFORMS"].startswith("cuda") and hasattr(config.option, "numprocesses"):
+        config.option.numprocesses = 0
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if os.environ["JAX_PLATFORMS"].startswith("cuda"):
         return
     for item in items:
         if "gpu" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="needs an NVIDIA GPU and `-m gpu`"))
+
+
+def pytest_collection_finish() -> None:
+    """What is there now stays: collections, of which there is one after each module, leave it out."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -8,15 +8,22 @@ from wscope_jax import Sampling
 
 TOLERANCE = 1e-4  # absolute, float32
 
+# The scope puts tests of one engine beside each other: it, and what it compiled, is made once.
+families = pytest.mark.parametrize("family", FAMILIES, scope="module")
 
-@pytest.mark.parametrize("family", FAMILIES)
+
+def windows(*sizes: int) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("window", sizes, scope="module")
+
+
+@families
 def test_prompt_logits(family: str) -> None:
     data = golden(family)
     np.testing.assert_allclose(engine(family).logits(data.ids), data.logits, atol=TOLERANCE, rtol=0)
 
 
-@pytest.mark.parametrize("window", [32, 64, 256])
-@pytest.mark.parametrize("family", FAMILIES)
+@windows(32, 64, 256)
+@families
 def test_forced_text_in_every_share_and_policy(family: str, window: int) -> None:
     data, eng = golden(family), engine(family, window)
     for name, policy in {"auto": auto_policy(family, window), **ALL_POLICIES}.items():
@@ -26,8 +33,8 @@ def test_forced_text_in_every_share_and_policy(family: str, window: int) -> None
         assert error < TOLERANCE, f"{name}: {error}"
 
 
-@pytest.mark.parametrize("window", [32, 256])
-@pytest.mark.parametrize("family", FAMILIES)
+@windows(32, 256)
+@families
 def test_generate_reproduces_the_sequence(family: str, window: int) -> None:
     data, eng = golden(family), engine(family, window)
     prompts = [row.tolist() for row in data.ids]
@@ -38,8 +45,8 @@ def test_generate_reproduces_the_sequence(family: str, window: int) -> None:
         assert result.finish_reason == ["length", "length"]
 
 
-@pytest.mark.parametrize("window", [32, 256])
-@pytest.mark.parametrize("family", FAMILIES)
+@windows(32, 256)
+@families
 def test_forced_steps_of_a_batch(family: str, window: int) -> None:
     data, eng = golden(family), engine(family, window)
     for name, policy in {"auto": auto_policy(family, window), **ALL_POLICIES}.items():

@@ -13,7 +13,8 @@ log = logging.getLogger(__name__)
 
 def current() -> jax.Device:
     """The device that new arrays go to, and so the one that programs run on."""
-    (device,) = jnp.zeros((), jnp.int32).devices()
+    with jax.ensure_compile_time_eval():  # an array, not a tracer, while a program is traced too
+        (device,) = jnp.zeros((), jnp.int32).devices()
     return device
 
 

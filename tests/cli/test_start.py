@@ -8,7 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
+from jax.experimental.compilation_cache import compilation_cache
 
 from tests.engines import CHECKPOINTS
 from wscope_jax import cores, devices, machine, policies
@@ -201,3 +204,38 @@ def test_programs_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert refusal is not None
     assert refusal.startswith(f"{tmp_path / 'file'}/.cache/wscope_jax/")
     assert "Not a directory; set JAX_COMPILATION_CACHE_DIR" in refusal
+
+
+@pytest.fixture
+def kept(tmp_path: Path) -> Iterator[Path]:
+    """A folder of its own for compiled programs, of those too that take no time."""
+    names = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+    before = {name: getattr(jax.config, name) for name in names}
+    for name, value in zip(names, (str(tmp_path), 0.0), strict=True):
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+    yield tmp_path
+    for name, value in before.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()
+
+
+@pytest.mark.parametrize("part", [0, 0.5, 0.99])
+def test_a_program_that_was_written_half_is_written_anew(kept: Path, part: float) -> None:
+    """By a process that was killed, say; jax's own warning of such a program would be an error here."""
+    x = np.arange(8, dtype=np.float32)
+
+    def compile_anew() -> float:
+        return float(jax.jit(lambda x: jnp.sin(x) @ x)(x))
+
+    start.require_device()
+    expected = compile_anew()
+    (file,) = kept.glob("*-cache")
+    whole = file.read_bytes()
+    file.write_bytes(whole[: int(len(whole) * part)])
+    os.utime(file, (0, 0))
+    assert compile_anew() == expected
+    written = file.stat().st_mtime
+    assert written > 0
+    assert compile_anew() == expected
+    assert file.stat().st_mtime == written  # it could be read, or else it were a new one

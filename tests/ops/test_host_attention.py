@@ -62,6 +62,16 @@ def test_it_equals_the_oracle(name: str, dtype: str, isa: str) -> None:
     assert not np.any(np.asarray(got.o[1]))
 
 
+def test_a_program_may_be_the_first_to_use_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers that it starts suit a device, which is asked for while the program is traced."""
+    started: list[int] = []
+    monkeypatch.setattr(_ffi, "num_workers", lambda: 0)
+    monkeypatch.setattr(_ffi, "start_workers", started.append)
+    inputs = _inputs("gqa8_d128", "float32")
+    jax.eval_shape(host_attention, *inputs, jnp.full(ROWS, ENTRIES))
+    assert len(started) == 1
+
+
 def test_selected_entries_and_a_sink(isa: str) -> None:
     q, key, value = _inputs("gqa8_d128", "bfloat16")
     select = jnp.asarray(np.random.default_rng(4).random((ROWS, ENTRIES)) < 0.2).at[2].set(False)

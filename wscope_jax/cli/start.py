@@ -75,6 +75,39 @@ def require_device() -> None:
         asked = os.environ.get("JAX_PLATFORMS", "")
         text = " ".join(str(error).split()) or "no such device, or no jax plugin for it"
         raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
+    replace_broken_programs()
+
+
+def replace_broken_programs() -> None:
+    """Lets jax compile and keep anew a kept program that it cannot read.
+
+    jax writes programs in place and never overwrites one: what a process that was killed has written half would be
+    compiled in every run from then on. What another process is still writing does no harm either.
+    """
+    import jax
+
+    try:  # not public; elsewhere jax does not say which file it cannot read
+        from jax._src import compilation_cache
+
+        read = compilation_cache.get_executable_and_time
+    except (ImportError, AttributeError):  # a jax to come; tests/cli/test_start.py fails then
+        return
+    if read.__name__ == "read_or_discard":
+        return
+
+    def read_or_discard(cache_key: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return read(cache_key, *args, **kwargs)
+        except Exception as error:
+            folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+            try:
+                Path(folder, f"{cache_key}-cache").unlink(missing_ok=True)
+            except OSError:
+                raise error from None  # jax warns of it
+            log.info("%s could not be read and is compiled anew: %s", cache_key, error)
+            return None, None  # there is none
+
+    compilation_cache.get_executable_and_time = read_or_discard
 
 
 def warn_of_cache() -> None:
