@@ -37,6 +37,11 @@ class Ceilings:
         pool.commit(slots)
         return pool
 
+    def close(self) -> None:
+        """Gives the memory back; what was sampled stays."""
+        self._read.close()
+        self._link.close()
+
     def clear(self) -> None:
         """Forgets what was sampled."""
         self.samples = {name: [] for name in NAMES}

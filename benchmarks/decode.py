@@ -2,8 +2,8 @@
 
 A released configuration at full size with random weights (random routing touches all experts, the worst case). The
 cache is filled with random entries through the real `store`. The ceiling of a step counts the bytes of the placed
-blocks alone: with both readers at work, bytes / (CPU's + link's bandwidth), as measured in the same run; with one of
-them, bytes over its own.
+blocks alone, over what CPU and link bring when both are at work, as measured in the same run; with one of them, over
+its own.
 
 The GPU's memory is the peak of the run less the weights and a run without a cache (gpu_memory.py). JAX's peak cannot be
 set back, so the figure is that of the first policy; those of later ones include it. Host memory is printed before
@@ -17,28 +17,36 @@ import os
 import statistics
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import gpu_memory
 import jax
 import jax.numpy as jnp
 import numpy as np
 import record
+from ceilings import GB, Ceilings
 from filled import TELL_S, fill, phases, placed_bytes
 
-from wscope_jax import Engine, Sampling, _ffi, configurations, devices, models, policies
+from wscope_jax import Engine, Sampling, configurations, models, policies
 from wscope_jax.layout import Region
 from wscope_jax.policies import Policy
 from wscope_jax.sampling import RowSampling, row_operands
 
-READ_SLOTS, READ_BYTES = 512, 1 << 20  # of the CPU's streaming read: half a gigabyte
-GB = 1e9
+PROBE_BYTES = 512 << 20  # that each reader goes through for the ceilings
 SMALL = {  # with --quick, those of them that the family's configurations have
     "hidden_size": 256,
     "dense_size": 256,
     "expert_size": 128,
     "num_experts": 8,
 }
+
+
+class Rates(NamedTuple):
+    """Bytes a second."""
+
+    cpu: float
+    link: float
+    both: float
 
 
 def arguments() -> argparse.Namespace:
@@ -102,10 +110,7 @@ class Bench:
         self.eng = open_engine(args)
         gpu_memory.print_host("with the weights in place")
         self.rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
-        self.cpu, self.link = bandwidths()
-        print(
-            f"alone: CPU reads {self.cpu / GB:.1f} GB/s, the link brings {self.link / GB:.1f} GB/s"
-        )
+        self.rates = bandwidths()
         self.account = gpu_memory.Account(self.eng, self.rows)
         self.case = f"{args.model}_b{args.batch}_{args.context}"
 
@@ -153,8 +158,9 @@ class Bench:
     ) -> dict[str, Any]:
         """The row of a policy's steps, but for the first ones."""
         host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
-        readers = {"gpu_only": self.link, "cpu_only": self.cpu, "resident": 0.0}
-        reader = readers.get(name, self.cpu + self.link)
+        rates = self.rates
+        readers = {"gpu_only": rates.link, "cpu_only": rates.cpu, "resident": 0.0}
+        reader = readers.get(name, rates.both)
         ceiling = (host + pinned) / reader if reader else 0.0
         samples = [1e3 * s for s in seconds[len(seconds) // 3 :]]
         words = ", ".join(f"{phase} {ms:.2f} ms" for phase, ms in phases(timings).items())
@@ -180,17 +186,18 @@ def steps(eng: Engine, cache: Any, rows: RowSampling, count: int) -> list[float]
     return seconds
 
 
-def bandwidths() -> tuple[float, float]:
-    """Bytes a second that the CPU reads and the link brings, each alone."""
-    pool = _ffi.Pool(1, READ_SLOTS, READ_BYTES)
-    pool.commit(READ_SLOTS)
-    isa = _ffi.isas()[-1]
-    times = [_ffi.measure_read(pool, 0, READ_SLOTS, isa)[0] for _ in range(9)]
-    pool.close()
-    number = devices.cuda_number()
-    size = 64 << 20
-    link_ns = _ffi.time_copy(size) if number is None else _ffi.time_load(number, size)
-    return READ_SLOTS * READ_BYTES / statistics.median(times) * 1e9, size / link_ns * 1e9
+def bandwidths() -> Rates:
+    """What CPU and link give alone and at once, over memory that is given back."""
+    ceilings = Ceilings(PROBE_BYTES, PROBE_BYTES)
+    for _ in range(5):
+        ceilings.sample(0.1)
+    ceilings.close()
+    cpu, link, both = ceilings["cpu"], ceilings["link"], statistics.median(ceilings.both())
+    print(
+        f"CPU reads {cpu:.1f} GB/s, the link brings {link:.1f} GB/s, both at once {both:.1f} GB/s",
+        flush=True,
+    )
+    return Rates(GB * cpu, GB * link, GB * both)
 
 
 def main() -> None:

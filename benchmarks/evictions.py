@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 import record
-from decode import GB, bandwidths, open_engine
+from ceilings import GB
+from decode import bandwidths, open_engine
 from filled import TELL_S, fill, placed_bytes
 
 from wscope_jax import Engine, Sampling
@@ -148,8 +149,7 @@ def tell(found: list[Round]) -> None:
 
 def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
     """Rows: quiet steps beside what both readers give, steps that evict and all steps beside quiet ones."""
-    cpu, link = bandwidths()
-    print(f"alone: CPU reads {cpu / GB:.1f} GB/s, the link brings {link / GB:.1f} GB/s")
+    rates = bandwidths()
     rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
     count = args.window * (args.rounds + 1)
     share = eng.policy.cpu_share(args.batch * (args.context + count // 2))
@@ -178,7 +178,7 @@ def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
     if not found:
         raise SystemExit("evictions: no round had steps with evictions and steps without")
     tell(found)
-    middle = 1e3 * (placed + final) / 2 / (cpu + link)
+    middle = 1e3 * (placed + final) / 2 / rates.both
     case = f"{args.model}_b{args.batch}_{args.context}"
     names = ("quiet", "evicting", "all")
     samples = {name: [getattr(r, name) for r in found] for name in names}

@@ -4,7 +4,8 @@ Steps that only attend, `write_scope` settled on an idle machine (share r0). The
 on:
 
 - readers: processes of numpy, pinned to no core, that together read a third of what the CPU gives.
-- copies: copies to the device back to back, beside the cache's own: the link is shared by two.
+- copies: copies to the device for half of the time. The device makes the copies of one direction one after the other,
+  so back to back they would leave the cache's own none.
 
 Feedback runs on; a fresh batch is placed with the share that it found (r1) and held against a fresh batch with r0, both
 under the load, in turns. Equations 1 and 2 say what that gains, from the costs of an entry under the load, A for the
@@ -38,7 +39,7 @@ PART: Final = 1 / 3  # of the CPU's bandwidth, that the readers take
 BAR: Final = 0.8  # of the predicted gain
 LEAST: Final = 0.02  # of a step, that a gain has to be to be judged
 LINES: Final = 24  # of the plot
-COPY_S: Final = 2.0  # of copies between two looks at whether to go on
+COPY_S: Final = 0.005  # of copies, and then of rest
 Series = list[tuple[float, float]]  # seconds from the onset, share of the CPU
 
 
@@ -65,7 +66,7 @@ def arguments() -> argparse.Namespace:
 
 
 class Copies:
-    """A thread that copies to the device back to back."""
+    """A thread that copies to the device for half of the time."""
 
     def __init__(self, ceilings: Ceilings) -> None:
         self._ceilings = ceilings
@@ -75,7 +76,8 @@ class Copies:
 
     def _copy(self) -> None:
         while not self._ended.is_set():
-            self._rates.append(GB * self._ceilings.link_alone(COPY_S))
+            self._rates.append(GB / 2 * self._ceilings.link_alone(COPY_S))
+            self._ended.wait(COPY_S)
 
     def __enter__(self) -> "Copies":
         self._thread.start()
@@ -83,7 +85,7 @@ class Copies:
 
     def rate(self) -> float:
         """Bytes a second of the newest copies."""
-        return self._rates[-1]
+        return statistics.median(self._rates[-9:])
 
     def __exit__(self, *_: object) -> None:
         self._ended.set()
