@@ -48,8 +48,10 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_cmdline_main(config: pytest.Config) -> None:
-    """One process has the GPU: what it holds and how long it takes are measured."""
-    if os.environ["JAX_PLATFORMS"].startswith("cuda") and hasattr(config.option, "numprocesses"):
+    """One process has the GPU, where each would take most of its memory: jax's default."""
+    takes_most = os.environ.get("XLA_PYTHON_CLIENT_PREALLOCATE", "true") != "false"
+    on_gpu = os.environ["JAX_PLATFORMS"].startswith("cuda")
+    if on_gpu and takes_most and hasattr(config.option, "numprocesses"):
         config.option.numprocesses = 0
 
 
