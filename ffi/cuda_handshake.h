@@ -23,6 +23,7 @@ struct CudaJob {
   std::shared_ptr<cuda::PinnedBuffer> staging;  // Flags | o | lse | q; null: no block.
   // q has left XLA's buffer. Shared with the timing, which shall not keep the job.
   std::shared_ptr<cuda::Event> started;
+  std::shared_ptr<const void> carrier;  // What brings the result: nothing of it may go before.
   std::shared_ptr<cuda::Event> called;  // The last callback has returned.
   std::atomic<int> calls_due{0};        // Callbacks that have not returned.
 

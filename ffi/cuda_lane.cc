@@ -34,7 +34,7 @@ Status CudaLane::Make(std::shared_ptr<CudaLane>* lane) {
       First({Check(Cu().CtxGetCurrent(&made->context_), "context"),
              Handshake::Make(&made->handshake_), made->loads_.Make(), made->stores_.Make()});
   if (!status.ok()) return status;
-  made->results_ = std::make_unique<const ResultCarrier>();
+  made->results_ = std::make_shared<const ResultCarrier>();
   *lane = std::move(made);
   return status;
 }

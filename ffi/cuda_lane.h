@@ -36,7 +36,7 @@ class CudaLane {
   static bool Settle(cuda::Stream stream, std::shared_ptr<void> memory);
 
   Handshake& handshake() { return *handshake_; }
-  const ResultCarrier& results() const { return *results_; }
+  const std::shared_ptr<const ResultCarrier>& results() const { return results_; }
   std::shared_ptr<cuda::Event> TakeEvent() { return events_.Take(); }
   Status TakePinned(int64_t bytes, std::shared_ptr<cuda::PinnedBuffer>* buffer);
   // The buffer is free once `stream` has come here.
@@ -79,7 +79,7 @@ class CudaLane {
 
   cuda::Context context_ = nullptr;
   std::shared_ptr<Handshake> handshake_;
-  std::unique_ptr<const ResultCarrier> results_;
+  std::shared_ptr<const ResultCarrier> results_;
   cuda::EventPool events_;
   cuda::OwnStream loads_;   // Host to device.
   cuda::OwnStream stores_;  // Device to host.

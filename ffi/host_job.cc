@@ -73,6 +73,8 @@ void HostJob::Cut(int workers) {
   }
   part_begins_.push_back(items);
   CountCuts();
+  // A part that finds no memory can only make the result void; here it is an error that is told.
+  SpareBuffers::Get().Reserve(kept_bytes());
 }
 
 void HostJob::CountCuts() {
@@ -120,10 +122,7 @@ int64_t HostJob::HeadBegin(const Segment& segment) const {
 }
 
 float* HostJob::Kept(int part, bool begins_earlier) {
-  std::call_once(kept_once_, [&] {
-    kept_ = SpareBuffers::Get().Take(2 * num_parts_ * state_size_ *
-                                     static_cast<int64_t>(sizeof(float)));
-  });
+  std::call_once(kept_once_, [&] { kept_ = SpareBuffers::Get().Take(kept_bytes()); });
   auto* const memory = reinterpret_cast<float*>(kept_.memory.get());
   return memory == nullptr ? nullptr : memory + (2 * part + (begins_earlier ? 0 : 1)) * state_size_;
 }
@@ -162,6 +161,10 @@ void HostJob::RunPart(int part) {
   const int64_t kernel_bytes = Lines(kernel_.scratch_bytes(head_shape_));
   const int64_t q_size = int64_t{shape_.group()} * shape_.key_dim;
   uint8_t* const scratch = ThreadMemory(kernel_bytes + (q_size + state_size_) * sizeof(float));
+  if (scratch == nullptr) {
+    is_void_ = true;
+    return;
+  }
   auto* const q_scratch = reinterpret_cast<float*>(scratch + kernel_bytes);
   for (int64_t item = part_begins_[part], end = part_begins_[part + 1]; item < end;) {
     const Segment segment = SegmentAt(item, end);
@@ -169,7 +172,7 @@ void HostJob::RunPart(int part) {
     item += count;
     const bool begins_earlier = HeadBegin(segment) < part_begins_[part];
     float* const memory = segment.whole ? q_scratch + q_size : Kept(part, begins_earlier);
-    if (scratch == nullptr || memory == nullptr) {
+    if (memory == nullptr) {
       is_void_ = true;
       return;
     }

@@ -111,6 +111,9 @@ class HostJob {
   // The last of its head's states is there.
   void MergeHead(const Segment& segment);
 
+  int64_t kept_bytes() const {
+    return 2 * num_parts_ * state_size_ * static_cast<int64_t>(sizeof(float));
+  }
   void Cut(int workers);
   void CountCuts();
   void Forget();

@@ -8,7 +8,6 @@ namespace wscope {
 namespace {
 
 constexpr int64_t kLine = 64;
-constexpr size_t kMostSpare = 4;  // Jobs that run at the same time, usually.
 
 // Not cleared: every byte is written before it is read.
 SpareBuffers::Buffer NewBuffer(int64_t bytes) {
@@ -30,28 +29,41 @@ SpareBuffers& SpareBuffers::Get() {
   return *spares;
 }
 
+// With mutex_ held: the smallest that is large enough, or null.
+SpareBuffers::Buffer* SpareBuffers::Find(int64_t bytes) {
+  Buffer* best = nullptr;
+  for (Buffer& buffer : spare_) {
+    if (buffer.memory == nullptr || buffer.bytes < bytes) continue;
+    if (best == nullptr || buffer.bytes < best->bytes) best = &buffer;
+  }
+  return best;
+}
+
+void SpareBuffers::Reserve(int64_t bytes) {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (Find(bytes) != nullptr) return;
+  }
+  Buffer fresh = NewBuffer(bytes);
+  if (fresh.memory == nullptr) throw std::bad_alloc();
+  Give(std::move(fresh));
+}
+
 SpareBuffers::Buffer SpareBuffers::Take(int64_t bytes) {
   {
     const std::lock_guard<std::mutex> lock(mutex_);
-    const auto found = std::find_if(spare_.rbegin(), spare_.rend(),
-                                    [&](const Buffer& buffer) { return buffer.bytes >= bytes; });
-    if (found != spare_.rend()) {
-      Buffer buffer = std::move(*found);
-      spare_.erase(std::next(found).base());
-      return buffer;
-    }
+    if (Buffer* const found = Find(bytes)) return std::exchange(*found, Buffer{});
   }
   return NewBuffer(bytes);
 }
 
 void SpareBuffers::Give(Buffer buffer) {
   if (buffer.memory == nullptr) return;
-  Buffer oldest;  // Freed without the lock.
+  // What is left over dies with the parameter, without the lock.
   const std::lock_guard<std::mutex> lock(mutex_);
-  spare_.push_back(std::move(buffer));
-  if (spare_.size() <= kMostSpare) return;
-  oldest = std::move(spare_.front());
-  spare_.erase(spare_.begin());
+  for (Buffer& spare : spare_) {
+    if (spare.memory == nullptr || spare.bytes < buffer.bytes) std::swap(spare, buffer);
+  }
 }
 
 }  // namespace wscope

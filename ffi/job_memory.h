@@ -2,15 +2,18 @@
 // costs more than many a job.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <mutex>
-#include <vector>
 
 namespace wscope {
 
 // This thread's own, from a 64-byte line on, until its next call. Null if the system has none left.
 uint8_t* ThreadMemory(int64_t bytes);
+
+// How many jobs a schedule may interleave: as many buffers are kept.
+constexpr int kMostSpare = 2;
 
 // Buffers that jobs take, leave their states in, and give back.
 class SpareBuffers {
@@ -22,14 +25,18 @@ class SpareBuffers {
 
   static SpareBuffers& Get();
 
-  // At least so many bytes, which may hold anything.
+  // Sees to it that there is one of that size, so that Take finds it. Throws std::bad_alloc.
+  void Reserve(int64_t bytes);
+  // At least so many bytes, which may hold anything: of those that are spare the smallest.
   Buffer Take(int64_t bytes);
-  // The last ones given back are kept, and taken first.
+  // The larger ones are kept.
   void Give(Buffer buffer);
 
  private:
+  Buffer* Find(int64_t bytes);
+
   std::mutex mutex_;
-  std::vector<Buffer> spare_;  // In the order in which they came back.
+  std::array<Buffer, kMostSpare> spare_;  // Null where there is none.
 };
 
 }  // namespace wscope

@@ -36,6 +36,7 @@ Status OnStream::Start(const void* q, Storage q_storage, int job_delay_ms, OpenJ
   held->step = open->step;
   if (open->job->num_parts() > 0) {
     held->started = lane_->TakeEvent();
+    held->carrier = lane_->results();
     if (Status status = StartJob(q, q_storage, job_delay_ms, held); !status.ok()) {
       if (held->staging) CudaLane::Settle(stream_, held);
       return status;
@@ -74,9 +75,11 @@ Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing
   Status status = entered->Record(stream_);
   if (status.ok()) status = lane_->handshake().Await(held, stream_);
   if (!status.ok()) return status;
-  status = First({waited->Record(stream_),
-                  lane_->results().Carry(held->o(), o_size, lse_size, o, lse, stream_),
-                  lane_->GivePinned(held->staging, stream_)});
+  status = waited->Record(stream_);
+  if (status.ok()) {
+    status = lane_->results()->Carry(held->o(), o_size, lse_size, o, lse, stream_);
+  }
+  if (status.ok()) status = lane_->GivePinned(held->staging, stream_);
   if (!status.ok()) {
     CudaLane::Settle(stream_, held);
     return status;

@@ -263,7 +263,7 @@ Status StepQueue::Cuda(std::shared_ptr<CudaLane>* lane) {
 std::string StepQueue::HandshakeName() const {
   const Lock lock(mutex_);
   if (!cuda_lane_) return "";
-  return cuda_lane_->handshake().name() + "; results come by " + cuda_lane_->results().name();
+  return cuda_lane_->handshake().name() + "; results come by " + cuda_lane_->results()->name();
 }
 
 void StepQueue::SetFault(int store_delay_ms, int job_delay_ms) {

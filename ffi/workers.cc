@@ -19,8 +19,8 @@ constexpr int kEagerLooks = 10'000;
 constexpr int kPatientLooks = 1'000'000;  // And before it sleeps in between.
 constexpr int64_t kLockSpinNs = 20'000;
 
-// All workers come for a part at once when a task does. None holds the mutex for a microsecond, and
-// who slept for it would come late.
+// All workers come for a part at once when a task does. None holds the mutex for long, and who
+// slept for it would come late.
 std::unique_lock<std::mutex> Acquire(std::mutex& mutex) {
   std::unique_lock<std::mutex> lock(mutex, std::defer_lock);
   if (!Spin(kLockSpinNs, [&] { return lock.try_lock(); })) lock.lock();
