@@ -6,7 +6,7 @@ blocks alone, over what CPU and link bring when both are at work, as measured in
 its own.
 
 The GPU's memory is the peak of the run less the weights and a run without a cache (gpu_memory.py). JAX's peak cannot be
-set back, so the figure is that of the first policy; those of later ones include it. Host memory is printed before
+set back, so the figure is told for the first policy alone. Host memory is printed before
 anything is filled: 32 rows of 32,768 tokens of Qwen3-30B-A3B are 2.2 GB a layer, 105 GB in all 48. Where a machine has
 less, --layers N takes the first N layers.
 """
@@ -150,7 +150,10 @@ class Bench:
             )
             seconds = steps(self.eng, cache, self.rows, args.steps)
             placed = placed_bytes(cache)
-            held = self.account.row(self.case, policy.name, alive, plan.footprint)
+            # Peaks cannot be set back: those of later policies would be the first one's.
+            is_first = policy.name == args.policies.split(",")[0]
+            account = self.account
+            held = account.row(self.case, policy.name, alive, plan.footprint) if is_first else []
         return [self.row(policy.name, seconds, placed, timings[len(timings) // 2 :]), *held]
 
     def row(

@@ -128,8 +128,8 @@ def judge(before: list[Step], now: list[Step]) -> Round | None:
     )
 
 
-def tell(found: list[Round]) -> None:
-    """Prints each round, and what evictions add."""
+def tell(found: list[Round]) -> dict[str, float]:
+    """Prints each round, and what evictions add; returns that as parts of the time without."""
     for number, r in enumerate(found, start=1):
         print(
             f"  round {number}: {r.quiet:.2f} ms without; {r.num_evicting} steps with, {r.evicting:.2f} ms where "
@@ -145,6 +145,7 @@ def tell(found: list[Round]) -> None:
         f"  all rounds together: {100 * whole:+.2f} %",
         flush=True,
     )
+    return {"added": added, "added_by_evicting_steps": own, "added_in_all": whole}
 
 
 def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
@@ -177,7 +178,7 @@ def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
     found = [r for before, now in pairs if (r := judge(before, now)) is not None]
     if not found:
         raise SystemExit("evictions: no round had steps with evictions and steps without")
-    tell(found)
+    added = tell(found)
     middle = 1e3 * (placed + final) / 2 / rates.both
     case = f"{args.model}_b{args.batch}_{args.context}"
     names = ("quiet", "evicting", "all")
@@ -188,8 +189,9 @@ def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
         "all": statistics.median(r.all_expected for r in found),
     }
     stalls = {"stall": compiles["stall"], "steps": count, "turns": [turns, cache.num_turns]}
+    facts = stalls | added
     return [
-        record.row(case, f"wscope/{name} steps", samples[name], "ms", limits[name]) | stalls
+        record.row(case, f"wscope/{name} steps", samples[name], "ms", limits[name]) | facts
         for name in names
     ]
 

@@ -9,8 +9,9 @@ on:
 
 Feedback runs on; a fresh batch is placed with the share that it found (r1) and held against a fresh batch with r0, both
 under the load, in turns. Equations 1 and 2 say what that gains, from the costs of an entry under the load, A for the
-CPU and B for the link: the time that r1 saves should be 0.8 of what they say. The share over time is in the rows
-(`series`: seconds from the onset, share) and printed as a plot.
+CPU and B for the link: the time that r1 saves should be 0.8 of what they say. The ceilings of the rows are these
+predictions, no limit of the machine. The share over time is in the rows (`series`: seconds from the onset, share) and
+printed as a plot.
 """
 
 import argparse
@@ -72,19 +73,25 @@ class Copies:
         self._ceilings = ceilings
         self._ended = threading.Event()
         self._rates: list[float] = [0.0]
+        self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._copy, daemon=True)
 
     def _copy(self) -> None:
-        while not self._ended.is_set():
-            self._rates.append(GB / 2 * self._ceilings.link_alone(COPY_S))
-            self._ended.wait(COPY_S)
+        try:
+            while not self._ended.is_set():
+                self._rates.append(GB / 2 * self._ceilings.link_alone(COPY_S))
+                self._ended.wait(COPY_S)
+        except Exception as error:
+            self._failure = error
 
     def __enter__(self) -> "Copies":
         self._thread.start()
         return self
 
     def rate(self) -> float:
-        """Bytes a second of the newest copies."""
+        """Bytes a second of the newest copies; raises what has ended them."""
+        if self._failure is not None:
+            raise self._failure
         return statistics.median(self._rates[-9:])
 
     def __exit__(self, *_: object) -> None:

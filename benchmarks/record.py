@@ -53,17 +53,22 @@ def row(
 
 @contextlib.contextmanager
 def kept(path: Path | None) -> Iterator[list[dict[str, Any]]]:
-    """A list for rows, which is printed and written at the end, whatever ends the block: a time limit, too."""
+    """A list for rows, which is printed and written at the end, whatever ends the block: a time limit, too.
+
+    What a run that has no row yet was to replace stays.
+    """
     rows: list[dict[str, Any]] = []
 
     def leave(*_: object) -> None:
         sys.exit("terminated")
 
-    signal.signal(signal.SIGTERM, leave)
+    before = signal.signal(signal.SIGTERM, leave)
     try:
         yield rows
     finally:
-        finish(rows, path)
+        signal.signal(signal.SIGTERM, before)
+        if rows:
+            finish(rows, path)
 
 
 def _cpu_name() -> str:

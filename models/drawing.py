@@ -1,4 +1,7 @@
-"""Random parameters, drawn so that little memory is needed beside what is kept."""
+"""Random parameters, drawn a piece at a time.
+
+On a GPU little memory is needed beside what is kept; elsewhere the pieces of one parameter are held twice.
+"""
 
 import functools
 import math

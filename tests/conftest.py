@@ -41,9 +41,9 @@ if importlib.util.find_spec("beartype") is not None:
 
 def pytest_configure() -> None:
     """Some tests kill processes, and others run beside this one: both leave programs half written."""
-    from wscope_jax.cli import start
+    from wscope_jax.cli import kept_programs
 
-    start.replace_broken_programs()
+    kept_programs.replace_broken()
 
 
 @pytest.hookimpl(tryfirst=True)

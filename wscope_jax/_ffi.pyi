@@ -135,10 +135,11 @@ class StepQueue:
 
     @property
     def handshake(self) -> str:
-        """How the turn passes between the GPU and the workers, and why so, in words.
+        """How the turn and the results pass between the GPU and the workers, and why so, in words.
 
         "stream memory operations", or "host callbacks (...)" where the device or its driver has
-        none. Empty before the first call on a GPU.
+        none; then "; results come by a kernel", or "... copies (...)". Empty before the first call
+        on a GPU.
         """
 
     @property

@@ -215,9 +215,8 @@ class InplaceKVCache:
         return {**placed, Region.WINDOW: self.placement.window_length(row)}
 
     def cpu_share(self) -> float:
-        """The share r that the policy aims at for what is placed now."""
-        placed = sum(len(record.slots) for record in self.placement.rows) * self.block
-        return self.policy.cpu_share(placed)
+        """The share r that the policy aims at for the blocks that are placed and those on their way."""
+        return self.policy.cpu_share(self.placement.expected_blocks * self.block)
 
     def is_full(self, row: int) -> bool:
         """Whether `row` cannot take another token: it holds `max_len`, or its window is full for good."""

@@ -103,7 +103,8 @@ def read_alone(model: str, dtype: str | None = None) -> tuple[Configuration, Mod
 
     Args:
         model: name of one that ships with the package, or the path of a config.json or of its folder.
-        dtype: "bfloat16" or "float32" for weights and cache; None takes that of the configuration.
+        dtype: "bfloat16" or "float32" for weights and cache; None takes that of the configuration. A
+            generation_config.json beside it is not read: its end tokens mean nothing to such weights.
 
     Returns:
         The model as a plan sees it, and its configuration.

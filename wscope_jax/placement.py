@@ -96,8 +96,7 @@ class Occupancy:
         row_unpinned: those of them in UNPINNED.
         batch_blocks: placed blocks of all rows.
         batch_unpinned: those of them in UNPINNED.
-        expected_blocks: of all rows once each is as long as the longest is now: prompts come row by row, and a block
-            placed now is attended to beside those that follow.
+        expected_blocks: of all rows once the prompts are placed, see `Placement.expected_blocks`.
         block: D, entries in a block.
         unpinned_room: UNPINNED can take another block.
         pinned_room: PINNED can take another block.
@@ -143,6 +142,7 @@ class Placement:
         self.block = block
         self.max_slots = max_slots
         self.rows = [RowRecord() for _ in range(num_rows)]
+        self._begun: set[int] = set()  # rows that hold a sequence, or have held one
         self.slot_lists = {region: SlotList(region) for region in HOST_REGIONS}
         self._region_slots = region_slots or {}
 
@@ -168,6 +168,7 @@ class Placement:
         if self.rows[self.index(row)].is_live:
             raise UsageError(f"row: row {row} still holds a sequence; release it first")
         self.rows[row] = RowRecord(is_live=True)
+        self._begun.add(row)
 
     def append(self, row: int, count: int = 1) -> None:
         """Records `count` new entries of `row`; they are in the window."""
@@ -237,11 +238,20 @@ class Placement:
             row_unpinned=unpinned[row],
             batch_blocks=sum(len(record.slots) for record in self.rows),
             batch_unpinned=sum(unpinned),
-            expected_blocks=len(self.rows) * max(r.length for r in self.rows) // self.block,
+            expected_blocks=self.expected_blocks,
             block=self.block,
             unpinned_room=unpinned_room,
             pinned_room=pinned_room,
         )
+
+    @property
+    def expected_blocks(self) -> int:
+        """Blocks of all rows once what they hold is placed; a row that has not begun yet counts as the longest.
+
+        Prompts come row by row, and a block placed now is attended to beside those that follow.
+        """
+        blocks = [record.length // self.block for record in self.rows]
+        return sum(blocks) + max(blocks) * (len(self.rows) - len(self._begun))
 
     def num_blocks(self, row: int, region: Region) -> int:
         """Placed blocks of `row` in `region`."""

@@ -15,7 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from tests.engines import CHECKPOINTS
 from wscope_jax import cores, devices, machine, policies
-from wscope_jax.cli import options, start
+from wscope_jax.cli import kept_programs, options, start
 from wscope_jax.engine import Engine
 from wscope_jax.errors import CapacityError, MachineError, UsageError
 from wscope_jax.progress import SILENT
@@ -198,9 +198,9 @@ def test_programs_that_cannot_be_kept(monkeypatch: pytest.MonkeyPatch, tmp_path:
     monkeypatch.setenv("HOME", str(tmp_path / "file"))
     for asked, told in (("", None), ("gs://x/y", None), (str(tmp_path), None)):
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", asked)
-        assert start.cache_refusal() is told
+        assert kept_programs.refusal() is told
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR")
-    refusal = start.cache_refusal()
+    refusal = kept_programs.refusal()
     assert refusal is not None
     assert refusal.startswith(f"{tmp_path / 'file'}/.cache/wscope_jax/")
     assert "Not a directory; set JAX_COMPILATION_CACHE_DIR" in refusal
@@ -239,3 +239,21 @@ def test_a_program_that_was_written_half_is_written_anew(kept: Path, part: float
     assert written > 0
     assert compile_anew() == expected
     assert file.stat().st_mtime == written  # it could be read, or else it were a new one
+
+
+@pytest.mark.parametrize("error", [OSError("no disk"), MemoryError(), TimeoutError("a lock")])
+def test_a_program_that_is_no_worse_than_the_machine_stays(
+    kept: Path, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start.require_device()
+    x = np.arange(8, dtype=np.float32)
+    jax.block_until_ready(jax.jit(lambda x: jnp.cos(x) @ x)(x))
+    (file,) = kept.glob("*-cache")
+
+    def fails(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr("jax._src.compilation_cache.decompress_executable", fails)
+    with pytest.warns(UserWarning, match="Error reading persistent compilation cache"):
+        jax.block_until_ready(jax.jit(lambda x: jnp.cos(x) @ x)(x))
+    assert file.exists()

@@ -61,6 +61,20 @@ def test_prompts_that_come_row_by_row_reach_the_share_of_them_all() -> None:
         assert placement.num_blocks(row, Region.UNPINNED) == 12
 
 
+def test_rows_that_have_begun_count_as_long_as_they_are() -> None:
+    placement = Placement(4, 8, 100)
+    assert placement.expected_blocks == 0
+    for row, length in ((0, 80), (1, 17)):
+        placement.begin(row)
+        placement.append(row, length)
+    assert placement.expected_blocks == 10 + 2 + 2 * 10
+    placement.begin(2)
+    placement.begin(3)
+    assert placement.expected_blocks == 10 + 2
+    placement.release(0)
+    assert placement.expected_blocks == 2
+
+
 def test_a_full_region_hands_over_to_the_other() -> None:
     placement = Placement(1, 1, 5)
     placement.begin(0)

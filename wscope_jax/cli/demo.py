@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from wscope_jax import demo_text
-from wscope_jax.cli import answer, report, start, streams
+from wscope_jax.cli import answer, kept_programs, report, start, streams
 from wscope_jax.layout import Region
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     start.prepare()
     start.require_device()
-    start.warn_of_cache()
+    kept_programs.warn()
     planted = demo_text.plant(_SEED, num_bytes=_TEXT_BYTES, depths=_DEPTHS)
     with _open_engine() as engine:
         values = _continue(engine, planted.text, is_shown=not arguments.json)

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NamedTuple
 
 from wscope_jax import __version__, cores, machine
-from wscope_jax.cli import start, trial
+from wscope_jax.cli import kept_programs, trial
 from wscope_jax.sizes import amount, counted
 
 PYTHONS: Final = ((3, 11), (3, 14))  # oldest and newest that are tested
@@ -243,7 +243,7 @@ def _environment() -> Iterator[Finding]:
     platforms = os.environ.get("JAX_PLATFORMS", "")
     if platforms.split(",")[0] in ("cuda", "gpu") and not machine.gpus():
         yield Finding("JAX_PLATFORMS", "asks for a GPU, there is none", FAULT, "unset it")
-    if (refusal := start.cache_refusal()) is not None:
+    if (refusal := kept_programs.refusal()) is not None:
         yield Finding("compiled programs", "are not kept between runs", WARNING, refusal)
 
 

@@ -67,7 +67,8 @@ def _draw(arguments: argparse.Namespace) -> list[tuple[str, Prompt]]:
     lengths = arguments.prompt_length
     if sum(lengths) > MOST_IDS:
         raise UsageError(
-            f"--prompt-length {max(lengths)}: more than {MOST_IDS:,} token ids, which no model could read"
+            f"--prompt-length: {sum(lengths):,} token ids in all, at most {MOST_IDS:,} are possible; ask for fewer or "
+            "shorter prompts"
         )
     draw, most = np.random.default_rng(start.weights_seed(arguments)), start.vocab_size(arguments)
     where = [f"--prompt-length {length}" for length in lengths]

@@ -5,14 +5,13 @@ import logging
 import os
 import sys
 import warnings
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from wscope_jax import cores, machine
 from wscope_jax.arguments import integer
-from wscope_jax.cli import groups, options, spelling, streams
+from wscope_jax.cli import groups, kept_programs, options, spelling, streams
 from wscope_jax.errors import CheckpointError, MachineError, UsageError
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.sizes import amount
@@ -20,8 +19,6 @@ from wscope_jax.sizes import amount
 if TYPE_CHECKING:
     from wscope_jax.engine import Engine
     from wscope_jax.sampling import Sampling
-
-MOST_SEED: Final = (1 << 63) - 1  # as in Sampling
 
 log = logging.getLogger(__name__)
 
@@ -45,7 +42,7 @@ def prepare(threads: int | None = None, *, quiet: bool = False) -> None:
     if not debug:
         os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
         warnings.simplefilter("ignore")  # those of the libraries; ours are logged
-    if (cache := _compilation_cache()) is not None:
+    if (cache := kept_programs.folder()) is not None:
         os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(cache))
     if not machine.expects_gpu():
         # XLA's own pool keeps to the cores that the workers leave it: both compute at once.
@@ -75,63 +72,7 @@ def require_device() -> None:
         asked = os.environ.get("JAX_PLATFORMS", "")
         text = " ".join(str(error).split()) or "no such device, or no jax plugin for it"
         raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
-    replace_broken_programs()
-
-
-def replace_broken_programs() -> None:
-    """Lets jax compile and keep anew a kept program that it cannot read.
-
-    jax writes programs in place and never overwrites one: what a process that was killed has written half would be
-    compiled in every run from then on. What another process is still writing does no harm either.
-    """
-    import jax
-
-    try:  # not public; elsewhere jax does not say which file it cannot read
-        from jax._src import compilation_cache
-
-        read = compilation_cache.get_executable_and_time
-    except (ImportError, AttributeError):  # a jax to come; tests/cli/test_start.py fails then
-        return
-    if read.__name__ == "read_or_discard":
-        return
-
-    def read_or_discard(cache_key: str, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return read(cache_key, *args, **kwargs)
-        except Exception as error:
-            folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
-            try:
-                Path(folder, f"{cache_key}-cache").unlink(missing_ok=True)
-            except OSError:
-                raise error from None  # jax warns of it
-            log.info("%s could not be read and is compiled anew: %s", cache_key, error)
-            return None, None  # there is none
-
-    compilation_cache.get_executable_and_time = read_or_discard
-
-
-def warn_of_cache() -> None:
-    """Says that every run will compile anew where compiled programs cannot be kept."""
-    if (refusal := cache_refusal()) is not None:
-        log.warning(
-            "compiled programs are not kept, so that every run compiles them anew: %s", refusal
-        )
-
-
-def cache_refusal() -> str | None:
-    """Why compiled programs cannot be kept between runs, and what to do; None if they can."""
-    asked = os.environ.get("JAX_COMPILATION_CACHE_DIR")
-    if asked is not None and (not asked or "://" in asked):  # not wanted, or on a remote store
-        return None
-    folder = _compilation_cache() if asked is None else Path(asked)
-    remedy = "set JAX_COMPILATION_CACHE_DIR to a folder that you may write to"
-    if folder is None:
-        return f"there is no home directory; {remedy}"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        return f"{folder}: {error.strerror or error}; {remedy}"
-    return None if os.access(folder, os.W_OK | os.X_OK) else f"{folder}: not writable; {remedy}"
+    kept_programs.replace_broken()
 
 
 def require_directory(model: Path) -> None:
@@ -167,6 +108,8 @@ def weights_seed(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: If it is out of range.
     """
+    from wscope_jax.sampling import MOST_SEED
+
     return integer("seed", arguments.seed or 0, 0, MOST_SEED)
 
 
@@ -273,7 +216,7 @@ def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     is_auto = arguments.policy == "auto" and arguments.cpu_share is None
     require_device()
-    warn_of_cache()
+    kept_programs.warn()
     settings: dict[str, Any] = {
         "policy": "auto" if is_auto else policy,
         "window": arguments.window,
@@ -312,21 +255,3 @@ def make_sampling(
     given = {name: value for name, value in given.items() if value is not None}
     given["stop"] = tuple(arguments.stop or ())
     return Sampling(**{**given, **(settings or {})})
-
-
-def _compilation_cache() -> Path | None:
-    """Where compiled programs persist between runs: one folder per kind of processor.
-
-    A program compiled for one processor may use instructions that another lacks, and a home directory may be shared.
-    None for a user who has no home directory, as in a container under a foreign user id.
-    """
-    try:
-        home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    except RuntimeError:
-        return None
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        lines = []
-    features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return Path(home) / "wscope_jax" / f"xla-{zlib.crc32(features.encode()):08x}"

@@ -24,7 +24,8 @@ def join_blocks(part: Partial, owner: Int32[Array, " C"], num_rows: int) -> Part
         num_rows: B.
 
     Returns:
-        The rows' partials; empty where a row owns no block. Equal inputs give equal bits.
+        The rows' partials; empty where a row owns no block. Equal inputs give equal bits. What is not finite in a block
+        makes its head NaN, in its own row alone.
     """
     out: Partial = jax.lax.platform_dependent(
         part,
@@ -44,11 +45,11 @@ def contract(part: Partial, owner: Int32[Array, " C"], *, num_rows: int) -> Part
     weight_CBH = jnp.exp(lse_CBH - base_1BH)
     total_BH = weight_CBH.sum(0)
     # Zero times a NaN is a NaN: what is broken in one row's blocks must not reach the others.
-    is_finite_C = jnp.isfinite(part.o).all((1, 2))
-    o_CHV = jnp.where(is_finite_C[:, None, None], part.o, 0.0)
-    is_broken_B = (owns_CB & ~is_finite_C[:, None]).any(0)
+    is_finite_CH = jnp.isfinite(part.o).all(2)
+    o_CHV = jnp.where(is_finite_CH[:, :, None], part.o, 0.0)
+    is_broken_BH = (owns_CB[:, :, None] & ~is_finite_CH[:, None]).any(0)
     o_BHV = jnp.einsum("cbh,chv->bhv", weight_CBH, o_CHV, precision=jax.lax.Precision.HIGHEST)
-    o_BHV = jnp.where(is_broken_B[:, None, None], jnp.nan, o_BHV)
+    o_BHV = jnp.where(is_broken_BH[:, :, None], jnp.nan, o_BHV)
     safe_BH = jnp.where(total_BH == 0, 1.0, total_BH)
     lse_BH = jnp.where(total_BH == 0, -jnp.inf, base_1BH[0] + jnp.log(safe_BH))
     return Partial(o=o_BHV / safe_BH[..., None], lse=lse_BH)
@@ -83,6 +84,8 @@ def _kernel(owner_ref: Any, o_ref: Any, lse_ref: Any, out_o_ref: Any, out_lse_re
     start = (jnp.zeros(dims_V.shape, jnp.float32), jnp.float32(-jnp.inf), jnp.float32(0))
     o_V, top, total = jax.lax.fori_loop(0, -(-num_blocks // STEP_BLOCKS), take, start)
     safe = jnp.where(total == 0, jnp.float32(1), total)
+    num_broken = jnp.sum(jnp.where(jnp.abs(o_V) < jnp.inf, jnp.float32(0), jnp.float32(1)))
+    o_V = jnp.where(num_broken > 0, jnp.nan, o_V)
     pltriton.store(out_o_ref.at[row, head, dims_V], o_V / safe, mask=dims_V < value_dim)
     out_lse_ref[row, head] = jnp.where(total == 0, -jnp.inf, top + jnp.log(safe))
 
