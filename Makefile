@@ -15,7 +15,7 @@ SETUP = for p in $(PYTHON) python3 python3.13 python3.12 python3.11 python3.14; 
 help:
 	@echo 'make install   set up .venv (builds the extension)'
 	@echo 'make demo      a bundled model reads 8 KB of text, writes on and looks things up in it'
-	@echo 'make test      the test suite, some 12 minutes on 2 cores; TESTS=tests/cli for a part of it'
+	@echo 'make test      the test suite, some 13 minutes on 2 cores; TESTS=tests/cli for a part of it'
 	@echo 'make test-cpp  the C++ tests: plain, address and undefined, thread sanitizer'
 	@echo 'make lint      ruff, mypy --strict, clang-format'
 	@echo 'make format    let ruff and clang-format rewrite what they can'
