@@ -162,9 +162,9 @@ def test_kernels_lower_for_cuda_with_exact_products(name: str, dtype: str) -> No
     def joined(part: Partial, owner: Any) -> Partial:
         return joining.join_blocks(part, owner, 3)
 
+    blocks, owner_C = Partial(*(x.reshape(-1, *x.shape[2:]) for x in _parts(name))), owner.ravel()
     with target("cuda"):
-        blocks = Partial(*(x.reshape(-1, *x.shape[2:]) for x in _parts(name)))
-        traced = jax.jit(joined).trace(blocks, owner.reshape(-1))
+        traced = jax.jit(joined).trace(blocks, owner_C)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "triton" in text
     assert "dot_general" not in text
