@@ -3,9 +3,11 @@
 import math
 import numbers
 import operator
-from typing import Any
+from typing import Any, Final
 
 from wscope_jax.errors import UsageError
+
+MOST_SEED: Final = 2**63 - 1  # here, where no jax is: seeds are checked before it may start
 
 
 def integer(name: str, given: Any, least: int, most: int | None = None) -> int:

@@ -15,11 +15,10 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
-from wscope_jax.arguments import integer, number
+from wscope_jax.arguments import MOST_SEED, integer, number
 from wscope_jax.errors import UsageError
 
 MOST_INT32: Final = 2**31 - 1
-MOST_SEED: Final = 2**63 - 1
 MOST_TEMPERATURE: Final = 100.0  # flat long before
 MOST_STOPS: Final = 64  # each new piece of text is searched for all of them
 MOST_STOP_LENGTH: Final = 1024  # characters; as many may be held back

@@ -2,6 +2,8 @@
 
 import logging
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -60,6 +62,19 @@ def test_debug_leaves_the_libraries_talking(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("WSCOPE_DEBUG", "1")
     start.prepare()
     assert "TF_CPP_MIN_LOG_LEVEL" not in os.environ
+
+
+def test_weights_are_checked_before_jax_is_there() -> None:
+    """What `prepare` sets, jax reads when it is imported: the folder of compiled programs, for one."""
+    code = (
+        "import argparse, pathlib, sys; from wscope_jax.cli import start\n"
+        "for config in (None, 'qwen3-30b-a3b'):\n"
+        "    start.check_weights(argparse.Namespace(model=pathlib.Path('x'), random_weights=config,\n"
+        "                                           check_tensors=False, seed=3))\n"
+        "print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_log_lines() -> None:

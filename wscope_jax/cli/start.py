@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wscope_jax import cores, machine
-from wscope_jax.arguments import integer
+from wscope_jax.arguments import MOST_SEED, integer
 from wscope_jax.cli import groups, kept_programs, options, spelling, streams
 from wscope_jax.errors import CheckpointError, MachineError, UsageError
 from wscope_jax.progress import SILENT, Progress
@@ -108,8 +108,6 @@ def weights_seed(arguments: argparse.Namespace) -> int:
     Raises:
         UsageError: If it is out of range.
     """
-    from wscope_jax.sampling import MOST_SEED
-
     return integer("seed", arguments.seed or 0, 0, MOST_SEED)
 
 
