@@ -16,7 +16,7 @@ import dataclasses
 import os
 import statistics
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import gpu_memory
@@ -50,11 +50,7 @@ class Rates(NamedTuple):
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="a small model, a short cache")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser = record.parser(__doc__, "a small model, a short cache")
     parser.add_argument("--model", default="qwen3-30b-a3b", help="name of a configuration")
     parser.add_argument(
         "--layers", type=int, help="fewer layers than the configuration has, to fit host memory"
@@ -148,7 +144,7 @@ class Bench:
                 f"  filled in {filled_s:.1f} s, compiled in {compiled_s:.1f} s, r = {cache.cpu_share():.3f}",
                 flush=True,
             )
-            seconds = steps(self.eng, cache, self.rows, args.steps)
+            seconds = list(steps(self.eng, cache, self.rows, args.steps))
             placed = placed_bytes(cache)
             # Peaks cannot be set back: those of later policies would be the first one's.
             is_first = policy.name == args.policies.split(",")[0]
@@ -175,18 +171,19 @@ class Bench:
         return record.row(self.case, f"wscope/{name}", samples, "ms", 1e3 * ceiling)
 
 
-def steps(eng: Engine, cache: Any, rows: RowSampling, count: int) -> list[float]:
-    """Seconds of each step; a long run tells how far it is."""
-    ids, seconds, told = jnp.arange(cache.batch, dtype=jnp.int32), [], time.perf_counter()
+def steps(eng: Engine, cache: Any, rows: RowSampling, count: int) -> Iterator[float]:
+    """Seconds of each step, as it ends; a long run tells how far it is."""
+    ids, told = jnp.arange(cache.batch, dtype=jnp.int32), time.perf_counter()
     for number in range(count):
         began = time.perf_counter()
         ids, _ = eng._programs.step(cache, ids, rows)
         np.asarray(ids)
-        seconds.append(time.perf_counter() - began)
+        seconds = time.perf_counter() - began
         if time.perf_counter() - told > TELL_S:
             told = time.perf_counter()
-            print(f"  step {number + 1} of {count}: {1e3 * seconds[-1]:.1f} ms", flush=True)
-    return seconds
+            words = f"{1e3 * seconds:.1f} ms, {cache.num_turns} turns"
+            print(f"  step {number + 1} of {count}: {words}", flush=True)
+        yield seconds
 
 
 def bandwidths() -> Rates:

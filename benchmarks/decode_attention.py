@@ -11,7 +11,6 @@ share is fed back over some steps and applied to a fresh cache, twice.
 import argparse
 import statistics
 import time
-from pathlib import Path
 from typing import Any, Final
 
 import record
@@ -33,11 +32,7 @@ Rows = list[dict[str, Any]]
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="end within a minute on 2 cores")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser = record.parser(__doc__)
     parser.add_argument("--case", choices=CASES, default="gqa8_d128")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--context", default="8192,16384,32768", help="tokens of a row, a list")

@@ -17,29 +17,22 @@ import itertools
 import os
 import statistics
 import time
-from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax.numpy as jnp
-import numpy as np
 import record
 from ceilings import GB
-from decode import bandwidths, open_engine
-from filled import TELL_S, fill, placed_bytes
+from decode import bandwidths, open_engine, steps
+from filled import fill, placed_bytes
 
 from wscope_jax import Engine, Sampling
 from wscope_jax.policies import WriteScope
-from wscope_jax.sampling import row_operands
+from wscope_jax.sampling import RowSampling, row_operands
 
 BAR = 0.02  # of the steps' time
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="a small model, small windows")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser = record.parser(__doc__, "a small model, small windows")
     parser.add_argument("--model", default="qwen3-30b-a3b", help="name of a configuration")
     parser.add_argument("--layers", type=int, help="fewer layers than the configuration has")
     parser.add_argument("--batch", type=int, default=32)
@@ -62,20 +55,14 @@ class Step(NamedTuple):
     evicts: bool
 
 
-def decode(eng: Engine, cache: Any, rows: Any, count: int) -> list[Step]:
-    """So many steps; a long run tells how far it is."""
-    ids, found, told = jnp.arange(cache.batch, dtype=jnp.int32), [], time.perf_counter()
-    under_way = cache._evictions._tickets
-    for number in range(count):
+def decode(eng: Engine, cache: Any, rows: RowSampling, count: int) -> list[Step]:
+    """So many steps, and which of them evict."""
+    found, under_way = [], cache._evictions._tickets
+    was_busy = bool(under_way)
+    for seconds in steps(eng, cache, rows, count):
         is_busy = bool(under_way)
-        began = time.perf_counter()
-        ids, _ = eng._programs.step(cache, ids, rows)
-        np.asarray(ids)
-        found.append(Step(time.perf_counter() - began, is_busy or bool(under_way)))
-        if time.perf_counter() - told > TELL_S:
-            told = time.perf_counter()
-            words = f"{1e3 * found[-1].seconds:.1f} ms, {cache.num_turns} turns"
-            print(f"  step {number + 1} of {count}: {words}", flush=True)
+        found.append(Step(seconds, was_busy or is_busy))
+        was_busy = is_busy
     return found
 
 
@@ -162,7 +149,7 @@ def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
         print(f"  compiled in {time.perf_counter() - began:.1f} s", flush=True)
         cache.compiled.is_steady = True
         turns, placed = cache.num_turns, sum(placed_bytes(cache).values())
-        steps = decode(eng, cache, rows, count)
+        done = decode(eng, cache, rows, count)
         compiles = cache.compiled.compiles
         final = sum(placed_bytes(cache).values())
         words = ", ".join(f"{number} {phase}" for phase, number in compiles.items())
@@ -173,7 +160,7 @@ def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
         )
         if cache.num_turns == turns:
             print("  no bucket of turns was crossed: take smaller --chunk-entries to count stalls")
-    parts = rounds_of(steps, args.window)
+    parts = rounds_of(done, args.window)
     pairs = itertools.pairwise(parts[1:])  # what came before them warms up
     found = [r for before, now in pairs if (r := judge(before, now)) is not None]
     if not found:

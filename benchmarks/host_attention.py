@@ -246,7 +246,7 @@ def small_pages(quick: bool, threads: int) -> list[dict[str, Any]]:
 
 
 def main() -> None:
-    args = record.arguments(__doc__)
+    args = record.parser(__doc__).parse_args()
     threads = int(os.environ.get("WSCOPE_BENCH_THREADS", "0"))
     if threads < 1:
         cores = len(os.sched_getaffinity(0))

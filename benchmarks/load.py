@@ -22,7 +22,6 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from pathlib import Path
 from typing import Any, Final
 
 import record
@@ -45,11 +44,7 @@ Series = list[tuple[float, float]]  # seconds from the onset, share of the CPU
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="end within a minute on 2 cores")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser = record.parser(__doc__)
     parser.add_argument("--case", choices=CASES, default="gqa8_d128")
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--context", type=int, default=8192, help="tokens of a row")

@@ -107,7 +107,7 @@ def balance(link: int) -> int:
 
 
 def main() -> None:
-    args = record.arguments(__doc__)
+    args = record.parser(__doc__).parse_args()
     from wscope_jax import _ffi
 
     _ffi.start_workers(1)

@@ -9,7 +9,6 @@ import argparse
 import contextlib
 import statistics
 import time
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -21,11 +20,7 @@ from wscope_jax import Engine, InplaceKVCache, policies
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--quick", action="store_true", help="a small model, a short prompt")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser = record.parser(__doc__, "a small model, a short prompt")
     parser.add_argument("--model", default="qwen3-30b-a3b", help="name of a configuration")
     parser.add_argument("--layers", type=int, help="fewer layers than the configuration has")
     parser.add_argument("--context", type=int, default=8192, help="tokens of a prompt")

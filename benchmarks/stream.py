@@ -98,7 +98,7 @@ def host_part(ceilings: Ceilings, batch: int, quick: bool) -> Rows:
 
 
 def main() -> None:
-    args = record.arguments(__doc__)
+    args = record.parser(__doc__).parse_args()
     batch, context = (2, 8192) if args.quick else (32, 8192)
     small = 64 << 20
     ceilings = Ceilings(small if args.quick else 16 * small, small if args.quick else 64 * small)
