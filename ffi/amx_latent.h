@@ -1,16 +1,14 @@
 // Latent blocks in tiles. Included inside the anonymous namespace of attention_amx.cc.
-// A row of a block holds 16 dims of two entries, and serves twice. Scores: two tiles of dims are
-// split into A = the even entries [16 entries][16 dims x 2] and A = the odd ones, a shift and a
-// blend a row; B = queries, C = [16 entries][16 heads]. Values: A = weights [16 heads][32 entries],
-// B = the tile as it lies, C = o. Heads in runs of 16, the last filled up with zero queries.
+// A tile of a block holds 16 dims of 16 pairs of entries, and serves twice. Scores: A = the tile as
+// it lies, B = queries [16 dims][16 heads][q, 0] for the even entries and [0, q] for the odd ones:
+// half of a product is zeros, which costs less than to split the tile. Values: A = weights [16
+// heads][32 entries], B = the tile, C = o. Heads in runs of 16, the last filled up with zero
+// queries.
 
-constexpr int kUnitDims = 32;              // Split at once.
-constexpr int64_t kUnitBytes = 2 * kTile;  // Of a chunk of 32 entries.
-constexpr int kUnitSlots = 2;
+constexpr int kNearTiles = 2;  // So far ahead of the scores a tile is brought to the first level.
 
 struct LatentScratch {
-  uint16_t* q;        // [runs][K / 32][16 dims][16 heads][2]: dims d and d + 16
-  uint8_t* units;     // [slots][even, odd][16 entries][16 dims][2]
+  uint8_t* q;         // [runs], of each a line of zeros and [K / 16][16 dims][16 heads][q, 0]
   float* o;           // [runs][V / 16][16 heads][16 dims]: a tile's rows lie together
   float* scores;      // [D / 32][even, odd][16 entry pairs][16 heads]
   uint16_t* weights;  // [D / 32][16 heads][32 entries]
@@ -18,43 +16,40 @@ struct LatentScratch {
 
 inline int64_t NumRuns(const HeadShape& shape) { return (shape.group + kRows - 1) / kRows; }
 
+// Of the queries of a run.
+inline int64_t RunBytes(const HeadShape& shape) {
+  return 64 + int64_t{shape.key_dim} / kLanes * kTile;
+}
+
 inline int64_t LatentBytes(const HeadShape& shape) {
-  return NumRuns(shape) * (shape.key_dim / kUnitDims + shape.value_dim / kLanes) * kTile +
-         kUnitSlots * kUnitBytes + shape.block * int64_t{kRows} * 6;
+  return NumRuns(shape) * (RunBytes(shape) + shape.value_dim / kLanes * kTile) +
+         shape.block * int64_t{kRows} * 6;
 }
 
 inline LatentScratch MakeLatent(const HeadShape& shape, void* memory) {
   auto* const q = static_cast<uint8_t*>(memory);
-  uint8_t* const units = q + NumRuns(shape) * (shape.key_dim / kUnitDims) * kTile;
-  uint8_t* const o = units + kUnitSlots * kUnitBytes;
+  uint8_t* const o = q + NumRuns(shape) * RunBytes(shape);
   uint8_t* const scores = o + NumRuns(shape) * (shape.value_dim / kLanes) * kTile;
   uint8_t* const weights = scores + shape.block * int64_t{kRows} * 4;
-  return {reinterpret_cast<uint16_t*>(q), units, reinterpret_cast<float*>(o),
-          reinterpret_cast<float*>(scores), reinterpret_cast<uint16_t*>(weights)};
+  return {q, reinterpret_cast<float*>(o), reinterpret_cast<float*>(scores),
+          reinterpret_cast<uint16_t*>(weights)};
 }
 
-// 16 dims of the queries of 16 heads, turned: in the low half of row d dim d of every head.
-inline void TurnQueries(const HeadShape& shape, const float* q, int first, __m512i* rows) {
-  for (int h = 0; h < kRows; ++h) {
-    rows[h] = first + h < shape.group ? _mm512_loadu_si512(q + int64_t{h} * shape.key_dim)
-                                      : _mm512_setzero_si512();
-  }
-  Transpose(rows);
-  for (int i = 0; i < 16; ++i) {
-    const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_castsi512_ps(rows[i]));
-    rows[i] = _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(rounded));
-  }
-}
-
-inline void ArrangeLatentTiles(const HeadShape& shape, const float* q, uint16_t* out) {
+inline void ArrangeLatentTiles(const HeadShape& shape, const float* q, uint8_t* out) {
   for (int first = 0; first < shape.group; first += kRows) {
-    for (int d = 0; d < shape.key_dim; d += kUnitDims, out += kTile / 2) {
+    _mm512_storeu_si512(out, _mm512_setzero_si512());
+    out += 64;
+    for (int d = 0; d < shape.key_dim; d += kLanes) {
       const float* const from = q + int64_t{first} * shape.key_dim + d;
-      __m512i low[16], high[16];
-      TurnQueries(shape, from, first, low);
-      TurnQueries(shape, from + kLanes, first, high);
-      for (int i = 0; i < 16; ++i) {
-        _mm512_storeu_si512(out + 32 * i, _mm512_or_si512(low[i], _mm512_slli_epi32(high[i], 16)));
+      __m512i rows[16];
+      for (int h = 0; h < kRows; ++h) {
+        rows[h] = first + h < shape.group ? _mm512_loadu_si512(from + int64_t{h} * shape.key_dim)
+                                          : _mm512_setzero_si512();
+      }
+      Transpose(rows);
+      for (int i = 0; i < 16; ++i, out += 64) {
+        const __m256bh rounded = _mm512_cvtneps_pbh(_mm512_castsi512_ps(rows[i]));
+        _mm512_storeu_si512(out, _mm512_cvtepu16_epi32(reinterpret_cast<__m256i>(rounded)));
       }
     }
   }
@@ -76,47 +71,51 @@ inline void MoveOutput(const HeadShape& shape, float* tiles, float* rows) {
   }
 }
 
-// Splits two tiles of 16 dims into the even entries and the odd ones.
-inline void SplitUnit(const uint8_t* from, uint8_t* to, int lines, Cursor& cursor) {
-  for (int row = 0; row < kRows; ++row, from += 64, to += 64) {
-    cursor.Lines(lines);
-    const __m512i a = _mm512_loadu_si512(from);
-    const __m512i b = _mm512_loadu_si512(from + kTile);
-    _mm512_store_si512(to, _mm512_mask_mov_epi16(a, 0xaaaaaaaau, _mm512_slli_epi32(b, 16)));
-    _mm512_store_si512(to + kTile, _mm512_mask_mov_epi16(b, 0x55555555u, _mm512_srli_epi32(a, 16)));
-  }
+// A tile of a chunk times the queries for the even entries (in tile 4) and the odd ones (5);
+// `near`: half a tile to be brought to the first level with each product.
+template <int kEven, int kOdd, int kKeys, bool kNear>
+inline void ScoreTile(const uint8_t* keys, int lines, Cursor& cursor) {
+  const uint8_t* const near = keys + kNearTiles * kTile;
+  LoadTile<kKeys>(keys, 64);
+  Product<kEven, kKeys, 4>();
+  cursor.Lines(lines);
+  if constexpr (kNear) PrefetchNear(near);
+  Product<kOdd, kKeys, 5>();
+  cursor.Lines(lines);
+  if constexpr (kNear) PrefetchNear(near + kTile / 2);
 }
 
-template <int kQuery, int kEven, int kOdd>
-inline void MultiplyUnit(const uint16_t* q, const uint8_t* unit) {
-  LoadTile<kQuery>(q, 64);
-  LoadTile<kEven>(unit, 64);
-  Product<0, kEven, kQuery>();
-  LoadTile<kOdd>(unit + kTile, 64);
-  Product<1, kOdd, kQuery>();
-}
-
-// The scores of a chunk of 32 entries. A unit is multiplied after the next one was split: by then
-// its stores have left the store buffer, from which no tile is loaded.
-inline void LatentChunkScores(const uint8_t* chunk, int units, const uint16_t* q, uint8_t* slots,
+// The scores of one or two chunks of 32 entries; two share the loads of the queries. Read two bytes
+// early, [q, 0] is [0, q]: the zero comes from the number before.
+template <int kChunks, bool kNear>
+inline void LatentChunkScores(const uint8_t* chunk, int64_t chunk_bytes, const uint8_t* q,
                               int lines, float* scores, Cursor& cursor) {
-  const auto slot = [&](int unit) { return slots + unit % kUnitSlots * kUnitBytes; };
   ClearTile<0>();
   ClearTile<1>();
-  SplitUnit(chunk, slot(0), lines, cursor);
-  for (int unit = 0; unit < units; ++unit, q += kTile / 2) {
-    if (unit + 1 < units) SplitUnit(chunk + (unit + 1) * kUnitBytes, slot(unit + 1), lines, cursor);
-    if (unit % 3 == 0) {
-      MultiplyUnit<2, 5, 6>(q, slot(unit));
-    } else if (unit % 3 == 1) {
-      MultiplyUnit<3, 7, 5>(q, slot(unit));
-    } else {
-      MultiplyUnit<4, 6, 7>(q, slot(unit));
-    }
+  if constexpr (kChunks > 1) ClearTile<2>();
+  if constexpr (kChunks > 1) ClearTile<3>();
+  for (const uint8_t* const end = chunk + chunk_bytes; chunk < end; chunk += kTile, q += kTile) {
+    LoadTile<4>(q, 64);
+    LoadTile<5>(q - 2, 64);
+    ScoreTile<0, 1, 6, kNear>(chunk, lines, cursor);
+    if constexpr (kChunks > 1) ScoreTile<2, 3, 7, kNear>(chunk + chunk_bytes, lines, cursor);
   }
   StoreTile<0>(scores, 64);
   StoreTile<1>(scores + 256, 64);
+  if constexpr (kChunks > 1) StoreTile<2>(scores + 512, 64);
+  if constexpr (kChunks > 1) StoreTile<3>(scores + 768, 64);
   cursor.Wrap();
+}
+
+template <bool kNear>
+inline void LatentScores(const HeadShape& shape, const uint8_t* block, const uint8_t* q, int lines,
+                         float* scores, Cursor& cursor) {
+  const int64_t chunk_bytes = int64_t{shape.key_dim} * kEntryTile * 2;
+  int left = shape.block / kEntryTile;
+  for (; left > 1; left -= 2, block += 2 * chunk_bytes, scores += 1024) {
+    LatentChunkScores<2, kNear>(block, chunk_bytes, q, lines, scores, cursor);
+  }
+  if (left > 0) LatentChunkScores<1, kNear>(block, chunk_bytes, q, lines, scores, cursor);
 }
 
 // Entries that do not count have no score.
@@ -179,21 +178,23 @@ inline void LatentSoftmax(const HeadShape& shape, const float* scores, uint16_t*
 // the next block.
 struct LatentPace {
   int64_t ahead;  // Bytes.
-  int scores;     // With each row of a unit.
+  int scores;     // With each product.
   int softmax;    // With each pair of entries.
   int values;     // With each tile.
+  bool near;      // Tiles of the scores also to the first level, a moment before they are loaded.
 };
 
 inline LatentPace PaceOf(const HeadShape& shape, const HeadBlocks& blocks) {
-  if (blocks.prefetch_bytes == 0) return {0, 0, 0, 0};
+  if (blocks.prefetch_bytes == 0) return {0, 0, 0, 0, false};
   const int64_t runs = NumRuns(shape);
   if (runs > 1) {
     const int64_t visits = runs * shape.value_dim;
-    return {HeadBytes(shape), 0, 2, static_cast<int>((16 * shape.key_dim + visits - 1) / visits)};
+    return {HeadBytes(shape), 0, 2, static_cast<int>((16 * shape.key_dim + visits - 1) / visits),
+            true};
   }
   // Half of the lines with the scores, an entry's worth with each pair, the others are left.
   const int left = (shape.key_dim / 64 - 1) * 512 / shape.value_dim;
-  return {HeadBytes(shape) / 2, 1, 2, left > 0 ? left : 1};
+  return {HeadBytes(shape) / 2, 4, 2, left > 0 ? left : 1, true};
 }
 
 // One run of heads over one block.
@@ -201,12 +202,12 @@ inline void LatentBlock(const HeadShape& shape, const uint8_t* block, const uint
                         const LatentScratch& scratch, int run, const LatentPace& pace, Vec* max,
                         Vec* sum, Cursor& cursor) {
   const int64_t chunk_bytes = int64_t{shape.key_dim} * kEntryTile * 2;
-  const int units = shape.key_dim / kUnitDims;
-  const uint16_t* const q = scratch.q + int64_t{run} * units * (kTile / 2);
+  const uint8_t* const q = scratch.q + run * RunBytes(shape) + 64;
   float* const o = scratch.o + int64_t{run} * shape.value_dim * kRows;
-  for (int chunk = 0; chunk < shape.block / kEntryTile; ++chunk) {
-    LatentChunkScores(block + chunk * chunk_bytes, units, q, scratch.units, pace.scores,
-                      scratch.scores + chunk * 512, cursor);
+  if (pace.near) {
+    LatentScores<true>(shape, block, q, pace.scores, scratch.scores, cursor);
+  } else {
+    LatentScores<false>(shape, block, q, pace.scores, scratch.scores, cursor);
   }
   if (selected) DropUnselected(shape, selected, scratch.scores);
   LatentSoftmax(shape, scratch.scores, scratch.weights, o, max, sum,

@@ -30,6 +30,13 @@ constexpr int kSoftmaxLines = 2;  // Prefetched with each 32 weights of grouped 
 #include "amx_tiles.h"
 #endif
 
+// Half a tile into the first-level cache.
+inline void PrefetchNear(const uint8_t* from) {
+  for (int line = 0; line < kTile / 128; ++line) {
+    _mm_prefetch(reinterpret_cast<const char*>(from + 64 * line), _MM_HINT_T0);
+  }
+}
+
 // One or two neighbouring tiles of values in each chunk of 32 entries, the weights of the chunk,
 // and where the sums lie.
 struct ValueTiles {

@@ -15,7 +15,7 @@ namespace {
 // Of one part in the last two rounds, at least: a few times what it costs to take one, and to
 // clear, write and merge a state.
 constexpr int64_t kLeastPartBytes = int64_t{128} << 10;
-constexpr int64_t kLeastPartStates = 16;
+constexpr int64_t kLeastPartStates = 36;
 
 int64_t Lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
 
