@@ -135,7 +135,12 @@ def streamed_attention(
         return (merge(so_far, join_blocks(flat, owner_TC.reshape(-1), q.shape[0])), inner), None
 
     blocks = (group, num_slots, q.shape[1])
-    parts = Partial(jnp.zeros((*blocks, layout.value_dim)), jnp.full(blocks, -jnp.inf))
+    # `order` is zero, which XLA cannot know: it would make the first values of all layers at once, and keep them.
+    zero = order.astype(jnp.float32)
+    parts = Partial(
+        jnp.broadcast_to(zero, (*blocks, layout.value_dim)),
+        jnp.broadcast_to(zero - jnp.inf, blocks),
+    )
     start = (empty_partial(q.shape[0], q.shape[1], layout.value_dim), (parts, slots, order))
     turns = (
         jnp.arange(0, num_turns, group, dtype=jnp.int32),
