@@ -6,6 +6,7 @@ extension has outside of JAX's pool, the driver tells.
 """
 
 import time
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -128,6 +129,15 @@ def _temp_bytes(program: Any) -> int:
 
 
 def print_host(when: str) -> None:
-    """Prints what this process holds of the host's memory: a copy of the weights would show."""
+    """Prints what this process holds of the host's memory: a copy of the weights would show, and small pages would."""
     own, left = psutil.Process().memory_info().rss, machine.memory().room
-    print(f"host memory {when}: {own / 1e9:.1f} GB held, {left / 1e9:.1f} GB left", flush=True)
+    words = f"{own / 1e9:.1f} GB held, {_huge_bytes() / 1e9:.1f} of it in huge pages"
+    print(f"host memory {when}: {words}, {left / 1e9:.1f} GB left", flush=True)
+
+
+def _huge_bytes() -> int:
+    """Bytes of this process in huge pages, as the system tells."""
+    for line in Path("/proc/self/smaps_rollup").read_text().splitlines():
+        if line.startswith("AnonHugePages:"):
+            return 1024 * int(line.split()[1])
+    return 0
