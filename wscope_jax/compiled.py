@@ -4,13 +4,17 @@ In steady state nothing may be compiled: a program that is missing then is a sta
 there is none. What will be needed soon is compiled ahead on a thread of its own.
 """
 
+import contextlib
 import dataclasses
+import os
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
+from typing import Any, Final
 
 import jax
+
+LEAST_PRIORITY: Final = 19
 
 Compiled = Callable[..., Any]
 
@@ -99,7 +103,9 @@ class CompiledPrograms:
             if key in store.futures:
                 return
             if store.executor is None:
-                store.executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-compile")
+                store.executor = ThreadPoolExecutor(
+                    1, thread_name_prefix="wscope-compile", initializer=_let_others_go_first
+                )
             future: Future[Compiled] = Future()
             try:
                 store.executor.submit(self._compile, key, future, fn, shapes, donate)
@@ -141,3 +147,9 @@ class CompiledPrograms:
             executor, self._store.executor = self._store.executor, None
         if executor is not None:
             executor.shutdown(wait=wait, cancel_futures=True)
+
+
+def _let_others_go_first() -> None:
+    """Lowers the priority of this thread and of those that it starts: steps go on meanwhile, on the same cores."""
+    with contextlib.suppress(AttributeError, OSError):  # a system that has no priorities of threads
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), LEAST_PRIORITY)
