@@ -30,7 +30,7 @@ from filled import TELL_S, fill, phases, placed_bytes
 from wscope_jax import Engine, Sampling, configurations, models, policies
 from wscope_jax.layout import Region
 from wscope_jax.policies import Policy
-from wscope_jax.sampling import RowSampling, row_operands
+from wscope_jax.sampling import Rows, row_operands
 
 PROBE_BYTES = 512 << 20  # that each reader goes through for the ceilings
 SMALL = {  # with --quick, those of them that the family's configurations have
@@ -107,7 +107,7 @@ class Bench:
         gpu_memory.print_host("with the weights in place")
         self.rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
         self.rates = bandwidths()
-        self.account = gpu_memory.Account(self.eng, self.rows)
+        self.account = gpu_memory.Account(self.eng, self.rows, args.batch)
         self.case = f"{args.model}_b{args.batch}_{args.context}"
 
     def plan(self, policy: Policy, max_len: int) -> Any:
@@ -171,7 +171,7 @@ class Bench:
         return record.row(self.case, f"wscope/{name}", samples, "ms", 1e3 * ceiling)
 
 
-def steps(eng: Engine, cache: Any, rows: RowSampling, count: int) -> Iterator[float]:
+def steps(eng: Engine, cache: Any, rows: Rows, count: int) -> Iterator[float]:
     """Seconds of each step, as it ends; a long run tells how far it is."""
     ids, told = jnp.arange(cache.batch, dtype=jnp.int32), time.perf_counter()
     for number in range(count):

@@ -26,7 +26,7 @@ from filled import fill, placed_bytes
 
 from wscope_jax import Engine, Sampling
 from wscope_jax.policies import WriteScope
-from wscope_jax.sampling import RowSampling, row_operands
+from wscope_jax.sampling import Rows, row_operands
 
 BAR = 0.02  # of the steps' time
 
@@ -55,7 +55,7 @@ class Step(NamedTuple):
     evicts: bool
 
 
-def decode(eng: Engine, cache: Any, rows: RowSampling, count: int) -> list[Step]:
+def decode(eng: Engine, cache: Any, rows: Rows, count: int) -> list[Step]:
     """So many steps, and which of them evict."""
     found, under_way = [], cache._evictions._tickets
     was_busy = bool(under_way)

@@ -17,7 +17,7 @@ import record
 from wscope_jax import Engine, InplaceKVCache, devices, machine
 from wscope_jax.footprint import Footprint
 from wscope_jax.programs import Split, _sample
-from wscope_jax.sampling import RowSampling
+from wscope_jax.sampling import Rows
 
 MB = 1e6
 
@@ -50,7 +50,7 @@ def held() -> Held | None:
     return Held(int(stats["bytes_in_use"]), int(stats["peak_bytes_in_use"]), given - pool)
 
 
-def _step(leaves: Any, ids: jax.Array, rows: RowSampling, *, model: Split, value_dim: int) -> Any:
+def _step(leaves: Any, ids: jax.Array, rows: Rows, *, model: Split, value_dim: int) -> Any:
     """A decode step whose attention gives back its query."""
     module = model.join(leaves)
     x, positions, carry = module.embed(ids), jnp.zeros_like(ids), None
@@ -67,20 +67,21 @@ class Account:
     Args:
         eng: the engine, its weights in place.
         rows: sampling of the rows that will decode.
+        batch: number of them.
     """
 
-    def __init__(self, eng: Engine, rows: RowSampling) -> None:
+    def __init__(self, eng: Engine, rows: Rows, batch: int) -> None:
         self._weights = eng._programs.weight_bytes
         self._drawn = held()
-        self._alone_temp = self._run_alone(eng, rows)
+        self._alone_temp = self._run_alone(eng, rows, batch)
         self._before = held()
 
     @staticmethod
-    def _run_alone(eng: Engine, rows: RowSampling) -> int:
+    def _run_alone(eng: Engine, rows: Rows, batch: int) -> int:
         model, layout = eng._programs._model, eng.model.streams[0][0].layout
-        ids = jnp.zeros(rows.temperature.shape, jnp.int32)
+        ids = jnp.zeros(batch, jnp.int32)
 
-        def step(leaves: Any, ids: jax.Array, rows: RowSampling) -> Any:
+        def step(leaves: Any, ids: jax.Array, rows: Rows) -> Any:
             return _step(leaves, ids, rows, model=model, value_dim=layout.value_dim)
 
         began = time.perf_counter()

@@ -20,7 +20,7 @@ from wscope_jax.policies import Policy
 from wscope_jax.programs import NO_TOKEN, ModelPrograms
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Event, Result, Row
-from wscope_jax.sampling import RowSampling, row_operands
+from wscope_jax.sampling import row_operands
 from wscope_jax.stopping import StopMatcher
 from wscope_jax.tokenizer import IncrementalDecoder, Tokenizer
 
@@ -152,7 +152,7 @@ class Generation:
         x = programs.prefill(cache, number, prompt, report)
         last = len(prompt) - 1
         logits = programs.logits(cache, x[last : last + 1])
-        operands = RowSampling(*(field[number : number + 1] for field in self._operands))
+        operands = self._operands.only(number)
         token = programs.sample(cache, logits, operands, jnp.array([last + 1], jnp.int32))
         return int(token[0])
 

@@ -15,7 +15,7 @@ from flax import nnx
 
 from wscope_jax.attention import attend_prompt
 from wscope_jax.cache import InplaceKVCache
-from wscope_jax.sampling import RowSampling, sample
+from wscope_jax.sampling import Rows, sample
 from wscope_jax.schedules import Schedule
 from wscope_jax.step_plan import turn_bucket
 from wscope_jax.views import View, Views
@@ -66,7 +66,7 @@ class ModelPrograms:
     # --- decode -----------------------------------------------------------------------------------------------------
 
     def step(
-        self, cache: InplaceKVCache, ids: jax.Array, rows: RowSampling
+        self, cache: InplaceKVCache, ids: jax.Array, rows: Rows
     ) -> tuple[jax.Array, jax.Array]:
         """One decode step of the cache's active rows.
 
@@ -86,17 +86,17 @@ class ModelPrograms:
 
         return cache.step(run)
 
-    def compile_step(self, cache: InplaceKVCache, rows: RowSampling) -> None:
+    def compile_step(self, cache: InplaceKVCache, rows: Rows) -> None:
         """Compiles what decoding needs first: the step, its next larger form on a thread, and the eviction."""
         cache.prepare_step()
         ids = jax.ShapeDtypeStruct((cache.batch,), jnp.int32)
         self._step_program(cache, ids, rows)
         cache.compile_evict()
 
-    def _step_program(self, cache: InplaceKVCache, ids: Any, rows: RowSampling) -> Any:
+    def _step_program(self, cache: InplaceKVCache, ids: Any, rows: Rows) -> Any:
         turns, schedule = cache.num_turns, cache.policy.schedule
         fn = functools.partial(_decode_step, model=self._model, schedule=schedule)
-        key = ("step", cache.spec, cache.batch, cache.slots_per_chunk, schedule)
+        key = ("step", cache.spec, cache.batch, cache.slots_per_chunk, schedule, type(rows))
         args = (self._model.leaves, ids, cache.views, rows)
         program = cache.compiled.get((*key, turns), fn, args, donate=(2,))
         if turns < cache.most_turns and 4 * cache.num_chunks >= 3 * turns:
@@ -185,15 +185,15 @@ class ModelPrograms:
         return out
 
     def sample(
-        self, cache: InplaceKVCache, logits: jax.Array, rows: RowSampling, positions: jax.Array
+        self, cache: InplaceKVCache, logits: jax.Array, rows: Rows, positions: jax.Array
     ) -> jax.Array:
         """Next token of each row from its logits [B, vocabulary], at positions int32 [B]; NO_TOKEN as in `step`."""
-        key = ("sample", logits.shape)
+        key = ("sample", logits.shape, type(rows))
         out: jax.Array = cache.compiled.call(key, _sample, (logits, rows, positions))
         return out
 
 
-def _sample(logits: jax.Array, rows: RowSampling, positions: jax.Array) -> jax.Array:
+def _sample(logits: jax.Array, rows: Rows, positions: jax.Array) -> jax.Array:
     # Single tokens may have -inf; the largest logit of a model that works is a number.
     is_good = jnp.isfinite(jnp.max(logits, axis=-1))
     return jnp.where(is_good, sample(logits, rows, positions), NO_TOKEN)
@@ -203,7 +203,7 @@ def _decode_step(
     leaves: Leaves,
     ids: jax.Array,
     views: Views,
-    rows: RowSampling,
+    rows: Rows,
     *,
     model: Split,
     schedule: Schedule,

@@ -91,6 +91,15 @@ class Sampling:
                 )
 
 
+class Greedy(NamedTuple):
+    """Every row takes its likeliest token: nothing is drawn, so nothing is sorted."""
+
+    def only(self, row: int) -> "Greedy":
+        """Settings of one row alone."""
+        del row
+        return self
+
+
 class RowSampling(NamedTuple):
     """Settings of the rows of a batch, as operands of a compiled step.
 
@@ -110,11 +119,16 @@ class RowSampling(NamedTuple):
     key: UInt32[Array, "B 2"]
     row: Int32[Array, " B"]
 
+    def only(self, row: int) -> "RowSampling":
+        """Settings of one row alone."""
+        return RowSampling(*(field[row : row + 1] for field in self))
 
-def row_operands(
-    samplings: Sequence[Sampling], row_ids: Sequence[int] | None = None
-) -> RowSampling:
-    """Settings of a batch's rows as arrays; nothing is compiled for it.
+
+Rows = Greedy | RowSampling
+
+
+def row_operands(samplings: Sequence[Sampling], row_ids: Sequence[int] | None = None) -> Rows:
+    """Settings of a batch's rows as operands of a step; nothing is compiled for it.
 
     Args:
         samplings: one per row of the batch.
@@ -124,6 +138,8 @@ def row_operands(
     ids = range(len(samplings)) if row_ids is None else row_ids
     if len(ids) != len(samplings):
         raise UsageError(f"row_ids: expected {len(samplings)} numbers, one per row, got {len(ids)}")
+    if all(sampling.temperature == 0 for sampling in samplings):
+        return Greedy()
     keys = [(sampling.seed >> 32, sampling.seed & 0xFFFFFFFF) for sampling in samplings]
     return RowSampling(
         temperature=jnp.asarray(np.array([s.temperature for s in samplings], np.float32)),
@@ -136,7 +152,7 @@ def row_operands(
 
 
 def sample(
-    logits: Float32[Array, "B N"], rows: RowSampling, positions: Int32[Array, " B"]
+    logits: Float32[Array, "B N"], rows: Rows, positions: Int32[Array, " B"]
 ) -> Int32[Array, " B"]:
     """The next token of each row.
 
@@ -152,6 +168,8 @@ def sample(
     """
     with jax.named_scope("sample"):
         greedy_B = jnp.argmax(logits, axis=-1).astype(jnp.int32)
+        if isinstance(rows, Greedy):
+            return greedy_B
         draw = functools.partial(_draw, logits, rows, positions)
 
         def draw_if_any() -> Int32[Array, " B"]:
