@@ -150,7 +150,7 @@ class Setup:
             with cache._dispatcher.lock:
                 cache.prepare_step()
                 plan = cache._decode.plan if cache.spec.has_calls else None
-                out = cache._dispatch(plan, self._step)
+                out = cache._regions.dispatch(plan, self._step)
         jax.block_until_ready(out)
         seconds = (time.perf_counter() - began) / steps
         for timing in cache._dispatcher.timings(cache._decode.num_jobs):

@@ -20,6 +20,7 @@ from wscope_jax.layout import EntryLayout, Region, Stream
 from wscope_jax.memory_plan import Plan, plan
 from wscope_jax.placement import HOST_REGIONS
 from wscope_jax.pools import COMMIT_BYTES
+from wscope_jax.regions import Regions
 
 GQA = Stream(EntryLayout(num_kv_heads=2, key_dim=32, value_dim=32))
 HALF = EntryLayout(num_kv_heads=1, key_dim=64, value_dim=64, value_in_key=True, tokens_per_entry=4)
@@ -105,16 +106,16 @@ def test_buffers_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(eng, "policy", ALL_POLICIES["share_0.5"])
     predicted = made(streams=eng.model.streams, batch=1)
     staged: list[int] = []
-    dispatch = InplaceKVCache._dispatch
+    dispatch = Regions.dispatch
 
-    def watch(self: InplaceKVCache, *args: Any) -> Any:
+    def watch(self: Regions, *args: Any) -> Any:
         out = dispatch(self, *args)
-        staged.append(self._dispatcher._queue.staged_bytes)
+        staged.append(self.dispatcher._queue.staged_bytes)
         return out
 
     with eng._cache(1, MAX_LEN) as cache:
         cache.set_fault(store_delay_ms=50)
-        monkeypatch.setattr(InplaceKVCache, "_dispatch", watch)
+        monkeypatch.setattr(Regions, "dispatch", watch)
         eng._programs.prefill(cache, 0, list(range(1, 100)) * 2)
     assert max(staged) <= predicted.footprint.buffer_bytes()
     assert predicted.footprint.buffer_bytes() == 2 * 6 * predicted.footprint.block_bytes(GQA)

@@ -1,35 +1,22 @@
 """InplaceKVCache: the cache manager, outside the jitted step. It decides; the calls inside the step move."""
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-import jax
 import jax.numpy as jnp
 
-from wscope_jax import devices, forks
 from wscope_jax.arguments import integer
 from wscope_jax.compiled import CompiledPrograms
-from wscope_jax.dispatcher import Dispatcher
-from wscope_jax.errors import CapacityError, UsageError, is_out_of_memory
+from wscope_jax.errors import UsageError
 from wscope_jax.evictions import Evictions
 from wscope_jax.footprint import CHUNK_ENTRIES, Footprint
-from wscope_jax.layout import (
-    WINDOW_SPARE,
-    EntryLayout,
-    Region,
-    Stream,
-    check_layers,
-    check_window,
-)
+from wscope_jax.layout import Region, Stream, check_layers, check_window
 from wscope_jax.placement import HOST_REGIONS, Placement
 from wscope_jax.policies import Policy, require
-from wscope_jax.pools import HostPools
 from wscope_jax.prompts import Prompts
-from wscope_jax.step_plan import StepPlan
+from wscope_jax.regions import Regions
 from wscope_jax.turns import DecodePlan
-from wscope_jax.views import CacheSpec, Views, empty_views
+from wscope_jax.views import CacheSpec, Views
 from wscope_jax.work import Work
 
 T = TypeVar("T")
@@ -81,7 +68,8 @@ class InplaceKVCache:
         policy = require(policy)
         if dtype not in ("float32", "bfloat16"):
             raise UsageError(f"dtype: entries are stored as float32 or bfloat16, got {dtype!r}")
-        self.layout = _only_layout(streams)
+        stream = _only_stream(streams)
+        self.layout = stream.layout
         self.num_layers = len(streams)
         self.batch = batch
         self.max_len = max_len
@@ -89,32 +77,31 @@ class InplaceKVCache:
         self.policy = policy
         self.work = Work()
         self.compiled = CompiledPrograms() if compiled is None else compiled
-        itemsize = jnp.dtype(dtype).itemsize
-        self.entry_bytes = self.layout.entry_bytes(itemsize)
-        self._places = policy.uses_host or policy.uses_link
         size = Footprint(
             streams=tuple(map(tuple, streams)),
             batch=batch,
             max_len=max_len,
             window=window,
-            itemsize=itemsize,
+            itemsize=jnp.dtype(dtype).itemsize,
             uses_host=policy.uses_host,
             uses_link=policy.uses_link,
             chunk_entries=chunk_entries,
         )
-        slots = size.require_slots(host_memory) if self._places else 0
+        self.entry_bytes = size.entry_bytes(stream)
+        self.slots_per_chunk = size.slots_per_chunk(stream)
+        places = policy.uses_host or policy.uses_link
+        slots = size.require_slots(host_memory) if places else 0
         self.placement = Placement(batch, window, slots)
-        self.slots_per_chunk = size.slots_per_chunk(streams[0][0])
-        self._pools = HostPools(
-            self.num_layers,
-            window * self.entry_bytes,
-            slots,
-            device=devices.cuda_number(),
-            slots_per_chunk=self.slots_per_chunk,
+        self._regions = Regions(size, slots, storage=dtype)
+        self._dispatcher, self._pools = self._regions.dispatcher, self._regions.pools
+        self._evictions = Evictions(self.placement, self._regions, self.compiled, self._route)
+        self._decode = DecodePlan(
+            self.placement,
+            self._regions,
+            self._evictions,
+            policy.schedule.jobs(self.num_layers, batch),
+            max_len=max_len,
         )
-        with self._closing_on_error():
-            self._dispatcher = Dispatcher(self._pools)
-        self._evictions = Evictions(self.placement, self._dispatcher, self.compiled, self._route)
         self._prompts = Prompts(
             self.placement,
             self._pools,
@@ -122,58 +109,18 @@ class InplaceKVCache:
             num_layers=self.num_layers,
             max_len=max_len,
         )
-        self._active: set[int] = set()
-        self._decode = DecodePlan(
-            self.placement,
-            policy.schedule.jobs(self.num_layers, batch),
-            slots_per_chunk=self.slots_per_chunk,
-            uses_host=policy.uses_host,
-        )
-        spec = CacheSpec(
-            engine=self._dispatcher.engine,
-            block=window,
-            capacity=window + WINDOW_SPARE if self._places else -(-max_len // window) * window,
-            storage=dtype,
-            uses_host=policy.uses_host,
-            uses_link=policy.uses_link,
-        )
-        with self._closing_on_error():
-            self._views = empty_views(
-                self.layout,
-                spec,
-                num_layers=self.num_layers,
-                batch=batch,
-                num_turns=self._decode.turns,
-                slots_per_chunk=self.slots_per_chunk,
-            )
-
-    @contextlib.contextmanager
-    def _closing_on_error(self) -> Iterator[None]:
-        """Frees what the constructor took so far, if what comes now fails."""
-        try:
-            yield
-        except BaseException as error:
-            if hasattr(self, "_dispatcher"):
-                self._dispatcher.close()
-            self._pools.close()
-            if is_out_of_memory(error):
-                raise CapacityError(
-                    f"window: no memory for the rings of {self.batch} rows of {self.max_len} tokens and the chunks "
-                    f"that are streamed ({error}); use fewer or shorter sequences, or a smaller window"
-                ) from error
-            raise
 
     # --- what it says of itself ---------------------------------------------------------------
 
     @property
     def spec(self) -> CacheSpec:
         """Static facts that programs over this cache are traced with."""
-        return self._views.spec
+        return self._regions.views.spec
 
     @property
     def views(self) -> Views:
         """The views as the next program will get them, to trace and compile with."""
-        return self._views
+        return self._regions.views
 
     @property
     def num_turns(self) -> int:
@@ -198,7 +145,7 @@ class InplaceKVCache:
     @property
     def active_rows(self) -> list[int]:
         """Rows that decode."""
-        return sorted(self._active)
+        return self._decode.rows
 
     def holds(self, row: int) -> bool:
         """Whether `row` holds a sequence."""
@@ -225,7 +172,7 @@ class InplaceKVCache:
             return True
         if self.placement.window_length(row) < self.spec.capacity or row in self._evictions:
             return False
-        return not self._places or self._route(row) is None
+        return self._route(row) is None
 
     def set_fault(self, *, store_delay_ms: int = 0, job_delay_ms: int = 0) -> None:
         """Slows stores and host jobs down: for tests of timing."""
@@ -265,10 +212,10 @@ class InplaceKVCache:
             self._dispatcher.check_open()
             layers = self._prompts.check(row, layers)
             plan = None
-            if self._places:
+            if self.spec.has_calls:
                 plan, ahead = self._prompts.plan(row, layers, self.spec)
                 self._dispatcher.wait(self._dispatcher.tickets - ahead)
-            out = self._dispatch(plan, fn)
+            out = self._regions.dispatch(plan, fn)
             self._prompts.written(row, layers)
             return out
 
@@ -284,8 +231,7 @@ class InplaceKVCache:
             self._prompts.check_whole(row)
             self._dispatcher.wait(self._dispatcher.tickets)
             self._prompts.forget(row)
-            self._active.add(row)
-            self._decode.outdate()
+            self._decode.add(row)
 
     # --- decode -------------------------------------------------------------------------------
 
@@ -297,14 +243,8 @@ class InplaceKVCache:
         """
         with self._dispatcher.lock:
             self._dispatcher.check_open()
-            if self._evictions.settle():
-                self._decode.outdate()
-            for row in self.active_rows:
-                self._make_room(row)
-            if self._decode.plan is None:
-                shared = self._decode.refresh(self._active, self._views.shared)
-                self._views = dataclasses.replace(self._views, shared=shared)
-            return self._views
+            self._decode.prepare()
+            return self._regions.views
 
     def step(self, fn: Callable[[Views], tuple[Views, T]]) -> T:
         """Dispatches one decode step: one new token in every active row.
@@ -320,12 +260,12 @@ class InplaceKVCache:
         """
         with self._dispatcher.lock:
             self.prepare_step()
-            if not self._active:
+            if not self.active_rows:
                 raise UsageError("step: no row decodes; write a prompt and call end_prompt first")
-            out = self._dispatch(self._decode.plan if self.spec.has_calls else None, fn)
-            for row in self._active:
+            out = self._regions.dispatch(self._decode.plan if self.spec.has_calls else None, fn)
+            for row in self.active_rows:
                 self.placement.append(row)
-            self._start_evictions()
+            self._evictions.start_due(self.active_rows)
             for timing in self._dispatcher.timings(self._decode.num_jobs):
                 self.policy = self.policy.observe(timing)
                 self.work = self.work.after(timing)
@@ -341,35 +281,17 @@ class InplaceKVCache:
         with self._dispatcher.lock:
             self._dispatcher.check_open()
             row = self.placement.index(row)
-            try:
-                jax.block_until_ready(self._views.shared)
-            except jax.errors.JaxRuntimeError:
-                self._dispatcher.check_open()
-                raise
+            self._regions.wait()
             self._prompts.forget(row)
             self._evictions.forget(row)
             self.placement.release(row)
-            self._active.discard(row)
-            self._decode.outdate()
+            self._decode.drop(row)
 
     def compile_evict(self) -> None:
         """Compiles the program that moves a block out of the window, before it is needed."""
-        if self._places:
-            self._evictions.compile(self._views)
+        self._evictions.compile()
 
     # --- inside -------------------------------------------------------------------------------
-
-    def _dispatch(self, plan: StepPlan | None, fn: Callable[[Views], tuple[Views, T]]) -> T:
-        def run() -> tuple[jax.Array, tuple[Views, T]]:
-            views, out = fn(self._views)
-            if not isinstance(views, Views) or views.attended:
-                raise UsageError(
-                    "views: the program must return (views, out), and a step views.advance()"
-                )
-            return views.shared.order, (views, out)
-
-        self._views, out = self._dispatcher.dispatch(plan, run)
-        return out
 
     def _route(self, row: int) -> Region | None:
         uses = {Region.UNPINNED: self.policy.uses_host, Region.PINNED: self.policy.uses_link}
@@ -383,41 +305,12 @@ class InplaceKVCache:
                 return region
             room[region] = False
 
-    def _start_evictions(self) -> None:
-        for row in self._evictions.due(self.active_rows) if self._places else []:
-            self._start_move(row)
-
-    def _start_move(self, row: int) -> bool:
-        views = self._evictions.start(row, self._views)
-        self._views = views or self._views
-        return views is not None
-
-    def _make_room(self, row: int) -> None:
-        if self.placement.rows[row].length >= self.max_len:
-            raise CapacityError(
-                f"max_len: row {row} holds {self.max_len} tokens, all that it may; release it, or make a larger cache"
-            )
-        if self.placement.window_length(row) < self.spec.capacity:
-            return
-        if row not in self._evictions and not (self._places and self._start_move(row)):
-            raise self._pools.full(f"another token of row {row}")
-        self._evictions.wait(row)
-        self._evictions.settle()
-        self._decode.outdate()
-
     def close(self) -> None:
         """Ends all work under way and frees the host memory; may be called twice.
 
         In a forked child it does nothing: threads and memory are the parent's.
         """
-        if forks.is_child():
-            return
-        order = self._views.shared.order
-        with contextlib.suppress(jax.errors.JaxRuntimeError):  # a failed step was reported already
-            if not order.is_deleted():  # a program that never started has taken it
-                jax.block_until_ready(order)
-        self._dispatcher.close()
-        self._pools.close()
+        self._regions.close()
 
     def __enter__(self) -> "InplaceKVCache":
         return self
@@ -426,9 +319,9 @@ class InplaceKVCache:
         self.close()
 
 
-def _only_layout(streams: Sequence[Sequence[Stream]]) -> EntryLayout:
+def _only_stream(streams: Sequence[Sequence[Stream]]) -> Stream:
     check_layers(streams)
     layouts = {stream.layout for layer in streams for stream in layer}
     if any(len(layer) != 1 for layer in streams) or len(layouts) != 1:
         raise NotImplementedError("streams: every layer must store one stream, all of one layout")
-    return layouts.pop()
+    return streams[0][0]

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 
 from wscope_jax.attention import evict
 from wscope_jax.compiled import CompiledPrograms
-from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.footprint import moves_under_way
 from wscope_jax.layout import ByteOrder, EntryLayout, Region, byte_order
 from wscope_jax.placement import Placement
+from wscope_jax.regions import Regions
 from wscope_jax.step_plan import store_plan
 from wscope_jax.views import CacheSpec, Rings, Shared, Views
 
@@ -29,16 +29,16 @@ class Evictions:
 
     Args:
         placement: where blocks live; updated here.
-        dispatcher: of the cache.
+        regions: of the cache; their views are replaced here.
         compiled: compiled programs.
         route: host region of the oldest window block of a row, or None if nothing has room.
     """
 
     def __init__(
-        self, placement: Placement, dispatcher: Dispatcher, compiled: CompiledPrograms, route: Route
+        self, placement: Placement, regions: Regions, compiled: CompiledPrograms, route: Route
     ) -> None:
         self._placement = placement
-        self._dispatcher = dispatcher
+        self._regions = regions
         self._compiled = compiled
         self._route = route
         self._tickets: dict[int, int] = {}  # row -> ticket of its block under way
@@ -47,25 +47,37 @@ class Evictions:
         """Whether a block of `row` is under way."""
         return row in self._tickets
 
-    def due(self, rows: Iterable[int]) -> list[int]:
-        """Rows whose oldest block should start to move now: fullest window first, a few at a time."""
+    def start_due(self, rows: Iterable[int]) -> None:
+        """Sends the oldest blocks of full windows on their way: fullest window first, a few at a time."""
+        if not self._regions.views.spec.has_calls:
+            return
         full = [
             row
             for row in rows
             if row not in self and self._placement.window_length(row) >= self._placement.block
         ]
         full.sort(key=lambda row: -self._placement.window_length(row))
-        return full[: max(0, moves_under_way(len(self._placement.rows)) - len(self._tickets))]
+        most = moves_under_way(len(self._placement.rows)) - len(self._tickets)
+        for row in full[: max(0, most)]:
+            self._start(row)
 
-    def start(self, row: int, views: Views) -> Views | None:
-        """Sends the oldest block of a row's window on its way.
+    def make_room(self, row: int) -> None:
+        """Returns when the oldest block of the row's window, which may be under way already, has arrived.
 
-        Returns:
-            The views after the program, or None if nothing has room for the block.
+        Raises:
+            CapacityError: nothing has room for the block.
         """
+        if row not in self and not self._start(row):
+            raise self._regions.pools.full(f"another token of row {row}")
+        self._regions.dispatcher.wait(self._tickets[row])
+        self.settle()
+
+    def _start(self, row: int) -> bool:
+        """Sends the oldest block of a row's window on its way; false if nothing has room for it."""
         region = self._route(row)
         if region is None:
-            return None
+            return False
+        views = self._regions.views
         index, start = jnp.int32(row), jnp.int32(self._placement.window_start(row))
         # Compiled before anything is written down: a compilation may fail or be interrupted.
         program = self._program(views, index, start, byte_order(region))
@@ -75,30 +87,28 @@ class Evictions:
             order = program(views.layers, views.shared.order, index, start)
             return order, order
 
-        order = self._dispatcher.dispatch(store_plan(range(len(views.layers)), [[(0, slot)]]), run)
-        self._tickets[row] = self._dispatcher.tickets
-        return dataclasses.replace(views, shared=views.shared._replace(order=order))
+        dispatcher = self._regions.dispatcher
+        order = dispatcher.dispatch(store_plan(range(len(views.layers)), [[(0, slot)]]), run)
+        self._tickets[row] = dispatcher.tickets
+        self._regions.views = dataclasses.replace(views, shared=views.shared._replace(order=order))
+        return True
 
     def settle(self) -> bool:
         """Lets every block that has arrived answer from its slot; says whether there was any."""
-        completed = self._dispatcher.completed
+        completed = self._regions.dispatcher.completed
         arrived = [row for row, ticket in self._tickets.items() if ticket <= completed]
         for row in arrived:
             self._placement.finish_move(row)
             del self._tickets[row]
         return bool(arrived)
 
-    def wait(self, row: int) -> None:
-        """Returns when the block of `row` that is under way has arrived."""
-        self._dispatcher.wait(self._tickets[row])
-
     def forget(self, row: int) -> None:
         """Drops the move of a row that ends; its slot is free, and later stores to it come after."""
         self._tickets.pop(row, None)
 
-    def compile(self, views: Views) -> None:
-        """Compiles the program of `start` before it is needed."""
-        index = jax.ShapeDtypeStruct((), jnp.int32)
+    def compile(self) -> None:
+        """Compiles the program that moves a block, before it is needed."""
+        views, index = self._regions.views, jax.ShapeDtypeStruct((), jnp.int32)
         for order in views.spec.store_orders:
             self._program(views, index, index, order)
 

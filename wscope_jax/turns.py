@@ -1,12 +1,16 @@
-"""What a decode step has to know of the placement: its plan, and the operands that follow from it."""
+"""The rows that decode, and what their next step has to know of the placement: its plan, and the operands to it."""
 
-from collections.abc import Collection, Sequence
+import dataclasses
+from collections.abc import Sequence
 
 import jax.numpy as jnp
 import numpy as np
 
+from wscope_jax.errors import CapacityError
+from wscope_jax.evictions import Evictions
 from wscope_jax.layout import Region
 from wscope_jax.placement import Placement
+from wscope_jax.regions import Regions
 from wscope_jax.step_plan import StepPlan, chunk_table, decode_plan, turn_bucket
 from wscope_jax.views import Shared
 
@@ -16,9 +20,10 @@ class DecodePlan:
 
     Args:
         placement: where blocks live.
+        regions: of the cache; their views get the operands.
+        evictions: of the cache; a row whose window is full waits for its move.
         jobs: host jobs of a step, as the schedule lists them.
-        slots_per_chunk: PINNED slots of a chunk; 0 where nothing is streamed.
-        uses_host: the program has host jobs.
+        max_len: tokens that a row may hold.
 
     Attributes:
         turns: link calls a layer: a bucket, which never shrinks.
@@ -29,18 +34,26 @@ class DecodePlan:
     def __init__(
         self,
         placement: Placement,
+        regions: Regions,
+        evictions: Evictions,
         jobs: Sequence[tuple[int, int, int]],
         *,
-        slots_per_chunk: int,
-        uses_host: bool,
+        max_len: int,
     ) -> None:
         self._placement = placement
+        self._regions = regions
+        self._evictions = evictions
         self._jobs = jobs
-        self._slots_per_chunk = slots_per_chunk
-        self._uses_host = uses_host
-        self.turns = 1 if slots_per_chunk else 0
+        self._max_len = max_len
+        self._rows: set[int] = set()
+        self.turns, self._slots_per_chunk = regions.views.shared.owner.shape
         self.num_chunks = 0
         self.plan: StepPlan | None = None
+
+    @property
+    def rows(self) -> list[int]:
+        """Rows that decode."""
+        return sorted(self._rows)
 
     @property
     def num_jobs(self) -> int:
@@ -54,32 +67,66 @@ class DecodePlan:
             return 0
         return turn_bucket(max(1, -(-self._placement.max_slots // self._slots_per_chunk)))
 
+    def add(self, row: int) -> None:
+        """From the next step on `row` decodes."""
+        self._rows.add(row)
+        self.outdate()
+
+    def drop(self, row: int) -> None:
+        """`row` decodes no more, if it did, and its slots are free."""
+        self._rows.discard(row)
+        self.outdate()
+
     def outdate(self) -> None:
         """The placement, or the rows that decode, have changed."""
         self.plan = None
 
-    def refresh(self, active: Collection[int], shared: Shared) -> Shared:
-        """Rebuilds the plan for the rows that decode; returns `shared` with the operands that go with it."""
+    def prepare(self) -> None:
+        """Makes room for a token in every row, and brings plan and operands up to date.
+
+        Raises:
+            CapacityError: a row cannot take another token.
+        """
+        if self._evictions.settle():
+            self.outdate()
+        for row in self.rows:
+            self._make_room(row)
+        if self.plan is None:
+            views = self._regions.views
+            self._regions.views = dataclasses.replace(views, shared=self._refresh(views.shared))
+
+    def _make_room(self, row: int) -> None:
+        if self._placement.rows[row].length >= self._max_len:
+            raise CapacityError(
+                f"max_len: row {row} holds {self._max_len} tokens, all that it may; release it, or make a larger cache"
+            )
+        if self._placement.window_length(row) < self._regions.views.spec.capacity:
+            return
+        self._evictions.make_room(row)
+        self.outdate()
+
+    def _refresh(self, shared: Shared) -> Shared:
+        """Rebuilds the plan; returns `shared` with the operands that go with it."""
         placement, rows = self._placement, range(len(self._placement.rows))
         spans: list[tuple[int, int]] = []
         owner = np.zeros((0, 0), np.int32)
         if self._slots_per_chunk:
-            owner, spans = chunk_table(placement, sorted(active), self._slots_per_chunk)
+            owner, spans = chunk_table(placement, self.rows, self._slots_per_chunk)
             self.turns = max(self.turns, turn_bucket(len(spans)))
             surplus = np.full((self.turns - len(spans), self._slots_per_chunk), -1, np.int32)
             owner = np.concatenate([owner, surplus])
         self.num_chunks = len(spans)
         self.plan = decode_plan(
             self._jobs,
-            [placement.table(r, Region.UNPINNED) if r in active else [] for r in rows],
+            [placement.table(r, Region.UNPINNED) if r in self._rows else [] for r in rows],
             spans,
             self.turns,
-            uses_host=self._uses_host,
+            uses_host=self._regions.views.spec.uses_host,
             uses_link=self._slots_per_chunk > 0,
         )
         return shared._replace(
             owner=jnp.array(owner),
             start=jnp.array([placement.window_start(r) for r in rows], jnp.int32),
             length=jnp.array([placement.rows[r].length for r in rows], jnp.int32),
-            active=jnp.array([r in active for r in rows], bool),
+            active=jnp.array([r in self._rows for r in rows], bool),
         )

@@ -20,7 +20,7 @@ import pytest
 
 from tests.engines import ALL_POLICIES, engine
 from tests.mistakes.commands import TINY, caught, check, tiny_with, wscope
-from wscope_jax import Engine, Sampling, _ffi, cache, dispatcher, pools, views
+from wscope_jax import Engine, Sampling, _ffi, dispatcher, pools, regions, views
 from wscope_jax.errors import CapacityError, MachineError
 from wscope_jax.models import registry
 
@@ -174,7 +174,7 @@ def test_windows_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
         "RESOURCE_EXHAUSTED: Out of memory allocating 7 bytes."
     )
     failing = Failing(views.empty_views, out_of_memory)
-    monkeypatch.setattr(cache, "empty_views", failing)
+    monkeypatch.setattr(regions, "empty_views", failing)
     for n in failing.runs():
         if n == 1:
             with pytest.raises(CapacityError, match="window: no memory"):
