@@ -112,7 +112,8 @@ class Bench:
 
     def plan(self, policy: Policy, max_len: int) -> Any:
         """What the cache will take; ends the program where that does not fit."""
-        plan, layers = self.eng._plan(policy, self.args.batch, max_len), self.eng.model.num_layers
+        plan = self.eng._caches.plan(policy, self.args.batch, max_len)
+        layers = self.eng.model.num_layers
         pools = plan.footprint.pool_bytes()
         budget = "" if plan.host_memory is None else f" of {plan.host_memory / GB:.1f} GB"
         print(
@@ -129,7 +130,7 @@ class Bench:
         args, programs = self.args, self.eng._programs
         max_len = args.context + 2 * args.steps + 2 * self.eng.window
         plan = self.plan(policy, max_len)
-        with self.eng._cache(args.batch, max_len, policy) as cache:
+        with self.eng._caches.make(args.batch, max_len, policy) as cache:
             began = time.perf_counter()
             fill(cache, args.context)
             filled_s = time.perf_counter() - began

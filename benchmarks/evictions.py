@@ -142,7 +142,7 @@ def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
     count = args.window * (args.rounds + 1)
     share = eng.policy.cpu_share(args.batch * (args.context + count // 2))
     policy = WriteScope(share=share if args.share is None else args.share)
-    with eng._cache(args.batch, args.context + count + 2 * args.window, policy) as cache:
+    with eng._caches.make(args.batch, args.context + count + 2 * args.window, policy) as cache:
         fill(cache, args.context)
         began = time.perf_counter()
         eng._programs.compile_step(cache, rows)
@@ -187,7 +187,7 @@ def main() -> None:
     args = arguments()
     with record.kept(args.json) as rows:
         eng = open_engine(args, args.window)
-        eng.chunk_entries = args.chunk_entries
+        eng._caches.chunk_entries = args.chunk_entries
         rows += measure(args, eng)
         eng.close()
 

@@ -51,7 +51,7 @@ def main() -> None:
         caches: dict[str, Any] = {}
         for name in names:
             policy = eng.policy if name == "write_scope" else policies.choose(name)
-            caches[name] = stack.enter_context(eng._cache(1, args.context + 256, policy))
+            caches[name] = stack.enter_context(eng._caches.make(1, args.context + 256, policy))
             prefill_s(eng, caches[name], ids)
         for _ in range(args.rounds):
             for name in names:

@@ -38,7 +38,7 @@ def test_no_compile_stalls_in_600_steps(eng: Engine) -> None:
 def test_turns_that_grow_are_compiled_ahead() -> None:
     eng = Engine.from_pretrained(CHECKPOINTS["qwen3_moe"], dtype="float32", window=32, threads=2)
     eng.policy = policies.GpuOnly()
-    eng.chunk_entries = 64  # two blocks a chunk: the number of turns grows during decode
+    eng._caches.chunk_entries = 64  # two blocks a chunk: the number of turns grows during decode
     how = Sampling(max_new_tokens=500, ignore_eos=True)
     stream = eng.stream([PROMPT], how)
     for _ in stream:
@@ -93,7 +93,7 @@ def test_at_most_two_layers_are_alive_outside_their_home(
         alive.append(sum(a.nbytes for a in big) - x.nbytes)
         return out
 
-    made = eng._cache
+    made = eng._caches.make
 
     def slow_cache(*args: Any, **kwargs: Any) -> Any:
         cache = made(*args, **kwargs)
@@ -109,7 +109,7 @@ def test_at_most_two_layers_are_alive_outside_their_home(
         return cache
 
     monkeypatch.setattr(ModelPrograms, "_prefill_layer", watch)
-    monkeypatch.setattr(eng, "_cache", slow_cache)
+    monkeypatch.setattr(eng._caches, "make", slow_cache)
     eng.generate([data.long_ids.tolist()], Sampling(max_new_tokens=1))
     assert waters == [2]  # stores are slow, so both places were used, and never a third
     # Outside the cache only layer inputs and outputs are arrays: no layer's entries are.
@@ -121,14 +121,14 @@ def test_slow_stores_and_workers_change_nothing(
     eng: Engine, delay_ms: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     data = golden("qwen3_moe")
-    made = eng._cache
+    made = eng._caches.make
 
     def faulty(*args: Any, **kwargs: Any) -> Any:
         cache = made(*args, **kwargs)
         cache.set_fault(store_delay_ms=delay_ms, job_delay_ms=1 if delay_ms else 0)
         return cache
 
-    monkeypatch.setattr(eng, "_cache", faulty)
+    monkeypatch.setattr(eng._caches, "make", faulty)
     steps = 250 if delay_ms < 100 else 120
     ids = data.long_ids[: data.long_first + steps]
     logits = eng.score(ids, data.long_first)
@@ -212,7 +212,7 @@ def test_a_prompt_beyond_the_limit(eng: Engine) -> None:
 
 def test_a_budget_that_is_too_small(eng: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     # Five blocks of three layers, and two layers of them on their way.
-    monkeypatch.setattr(eng, "host_memory", 5 * 3 * 16384 + 2 * 5 * 16384)
+    monkeypatch.setattr(eng._caches, "host_memory", 5 * 3 * 16384 + 2 * 5 * 16384)
     eng.generate([list(range(60))], Sampling(max_new_tokens=100))
     with pytest.raises(CapacityError, match=r"short by 81\.92 KB.*lower max_model_len to 191"):
         eng.generate([list(range(60))], Sampling(max_new_tokens=132))

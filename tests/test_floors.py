@@ -54,6 +54,7 @@ FLOORS: Final = {
     "memory_plan": (5, 0),
     "configurations": (5, 0),
     "calibration": (5, 0),
+    "caches": (5, 1),
     "programs": (5, 1),
     "generation": (5, 2),
     "forced": (5, 2),

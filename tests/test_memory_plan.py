@@ -56,14 +56,14 @@ def test_a_run_allocates_what_was_planned(name: str, monkeypatch: pytest.MonkeyP
     predicted = made(streams=eng.model.streams, policy=policy)
     caches: list[InplaceKVCache] = []
     monkeypatch.setattr(eng, "policy", policy)
-    monkeypatch.setattr(eng, "host_memory", predicted.host_needed)
-    make = eng._cache
+    monkeypatch.setattr(eng._caches, "host_memory", predicted.host_needed)
+    make = eng._caches.make
 
     def kept(*args: Any, **kwargs: Any) -> InplaceKVCache:
         caches.append(make(*args, **kwargs))
         return caches[-1]
 
-    monkeypatch.setattr(eng, "_cache", kept)
+    monkeypatch.setattr(eng._caches, "make", kept)
     prompts = [list(range(1, 100))] * BATCH
     stream = eng.stream(prompts, Sampling(max_new_tokens=MAX_LEN - 99, ignore_eos=True))
     measured: dict[str, int] = {}
@@ -113,7 +113,7 @@ def test_buffers_of_a_prompt(monkeypatch: pytest.MonkeyPatch) -> None:
         staged.append(self.dispatcher._queue.staged_bytes)
         return out
 
-    with eng._cache(1, MAX_LEN) as cache:
+    with eng._caches.make(1, MAX_LEN) as cache:
         cache.set_fault(store_delay_ms=50)
         monkeypatch.setattr(Regions, "dispatch", watch)
         eng._programs.prefill(cache, 0, list(range(1, 100)) * 2)
@@ -201,7 +201,7 @@ def test_the_machine_is_the_limit_of_an_engine_without_a_budget(
     from wscope_jax import machine
 
     eng = engine()
-    assert eng.host_memory is None
+    assert eng._caches.host_memory is None
     room = 10**6 + machine.LEAST_MARGIN
     memory = machine.Memory(room, room, room, room)
     monkeypatch.setattr(machine, "memory", lambda: memory)

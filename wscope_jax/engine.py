@@ -1,32 +1,26 @@
 """Engine: a checkpoint, a policy and the machine, made ready to generate text from long prompts."""
 
-import dataclasses
 import functools
 import logging
 import os
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax import calibration, devices, forced, forks, machine, policies
+from wscope_jax import devices, forced, forks, policies
 from wscope_jax.arguments import integer
-from wscope_jax.cache import InplaceKVCache
+from wscope_jax.caches import Caches
 from wscope_jax.calls import Call
-from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.dispatcher import start_workers
 from wscope_jax.errors import UsageError
-from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.generation import Generation
 from wscope_jax.layout import check_window
-from wscope_jax.memory_plan import Plan, plan
 from wscope_jax.models import registry
-from wscope_jax.policies import Policy, Resident, WriteScope
+from wscope_jax.policies import Policy, Resident
 from wscope_jax.programs import ModelPrograms
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Result
@@ -77,37 +71,26 @@ class Engine:
         progress: Progress = SILENT,
     ) -> None:
         forks.mark_started()
-        self.progress = progress
-        self._is_closed = False
-        self._learning = threading.Lock()
         chosen = _check(policy, window, gpu_memory, host_memory, threads)
         self.model = model
         self.window = window
-        self.gpu_memory = gpu_memory
-        self.host_memory = host_memory
         self.tokenizer = tokenizer
         self.eos_ids = eos_ids
-        self.dtype = str(model.embed(jnp.zeros(1, jnp.int32)).dtype)
-        self.chunk_entries = CHUNK_ENTRIES
-        self._compiled = CompiledPrograms()
+        self.progress = progress
+        self._is_closed = False
         self._programs = ModelPrograms(model)
+        if gpu_memory is not None:
+            gpu_memory = max(0, gpu_memory - self._programs.weight_bytes)
         start_workers(devices.num_workers(threads))
-        self.policy = chosen
-        if (
-            isinstance(self.policy, WriteScope)
-            and self.policy.share is None
-            and self.policy.roofline is None
-        ):
-            self.policy = dataclasses.replace(
-                self.policy,
-                roofline=calibration.measure(
-                    model.streams[0][0].layout,
-                    num_q_heads=model.config.num_q_heads,
-                    window=window,
-                    dtype=self.dtype,
-                ),
-            )
-        self._auto = self.policy if policy == "auto" else None
+        self._caches = Caches(
+            model,
+            chosen,
+            is_auto=policy == "auto",
+            window=window,
+            gpu_memory=gpu_memory,
+            host_memory=host_memory,
+        )
+        self.dtype = self._caches.dtype
 
     @classmethod
     def from_pretrained(
@@ -167,6 +150,15 @@ class Engine:
             progress=progress,
         )
 
+    @property
+    def policy(self) -> Policy:
+        """What the next call that names none begins with."""
+        return self._caches.policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        self._caches.policy = policy
+
     # --- text -------------------------------------------------------------------------------------------------------
 
     def stream(
@@ -198,15 +190,15 @@ class Engine:
             tokenizer=self.tokenizer,
         )
         self._warn_of_positions(call.max_len)
-        used = policy or self._choose(len(call.ids), call.max_len)
+        used = policy or self._caches.choose(len(call.ids), call.max_len)
         return Generation(
             self._programs,
-            self._cache(len(call.ids), call.max_len, used),
+            self._caches.make(len(call.ids), call.max_len, used),
             call,
             eos_ids=self.eos_ids,
             tokenizer=self.tokenizer,
             progress=self.progress,
-            learned=functools.partial(self._learn, used),
+            learned=functools.partial(self._caches.learn, used),
             check_open=self._check_open,
         )
 
@@ -258,7 +250,7 @@ class Engine:
         if num_tokens > max_len:
             raise UsageError(f"tokens: {num_tokens} tokens exceed max_model_len={max_len}")
         self._warn_of_positions(num_tokens)
-        with self._cache(batch, max_len, policy) as cache:
+        with self._caches.make(batch, max_len, policy) as cache:
             out = forced.score(self._programs, cache, ids_BT, prefill, self.progress)
         return out if np.ndim(ids) == 2 else out[0]
 
@@ -268,69 +260,17 @@ class Engine:
         ids_BT = id_array(ids, self.model.vocab_size)
         out = []
         for row in ids_BT:
-            with self._cache(1, len(row), policy=Resident()) as cache:
+            with self._caches.make(1, len(row), policy=Resident()) as cache:
                 out.append(forced.read(self._programs, cache, row.tolist()))
         return np.stack(out)
 
     def find_broken(self, ids: Sequence[int]) -> str | None:
         """Where numbers stop being finite as the model reads `ids`: "the embedding", "layer 3", "the head"."""
         self._check_open()
-        with self._cache(1, len(ids), policy=Resident()) as cache:
+        with self._caches.make(1, len(ids), policy=Resident()) as cache:
             return forced.find_broken(self._programs, cache, ids)
 
     # --- inside -----------------------------------------------------------------------------------------------------
-
-    def _plan(self, policy: Policy, batch: int, max_len: int) -> Plan:
-        is_free = self.host_memory is None
-        gpu = devices.memory_left()  # the weights are there already
-        if gpu is not None and self.gpu_memory is not None:
-            gpu = min(gpu, max(0, self.gpu_memory - self._programs.weight_bytes))
-        return plan(
-            self.model.streams,
-            policy=policy,
-            batch=batch,
-            max_len=max_len,
-            window=self.window,
-            itemsize=jnp.dtype(self.dtype).itemsize,
-            # Without a budget of the user's all that the machine has left but a margin, for windows too.
-            host_memory=machine.memory().budget if is_free else self.host_memory,
-            gpu_memory=gpu,
-            is_shared=is_free and gpu is None,
-            chunk_entries=self.chunk_entries,
-        )
-
-    def _choose(self, batch: int, max_len: int) -> Policy:
-        """The engine's policy; where that was "auto", on a GPU that holds the whole cache, `resident`."""
-        with self._learning:
-            policy, is_auto = self.policy, self.policy is self._auto
-        if not is_auto or devices.current().platform == "cpu":
-            return policy
-        if not self._plan(Resident(), batch, max_len).fits:
-            return policy
-        log.info("policy: the GPU holds all %d tokens of each of %d rows: resident", max_len, batch)
-        return Resident()
-
-    def _learn(self, used: Policy, learned: Policy) -> None:
-        """Lets the next call begin with what one that used the engine's policy has measured."""
-        with self._learning:
-            if used is self.policy:
-                self._auto = learned if used is self._auto else self._auto
-                self.policy = learned
-
-    def _cache(self, batch: int, max_len: int, policy: Policy | None = None) -> InplaceKVCache:
-        policy = policy or self._choose(batch, max_len)
-        self._plan(policy, batch, max_len).require_fit()
-        return InplaceKVCache(
-            self.model.streams,
-            policy=policy,
-            batch=batch,
-            max_len=max_len,
-            window=self.window,
-            dtype=self.dtype,
-            host_memory=self.host_memory,
-            chunk_entries=self.chunk_entries,
-            compiled=self._compiled.for_call(),
-        )
 
     def _warn_of_positions(self, max_len: int) -> None:
         limit = self.model.config.max_positions
@@ -358,7 +298,7 @@ class Engine:
             return
         self._is_closed = True
         jax.effects_barrier()
-        self._compiled.close(wait=wait)
+        self._caches.compiled.close(wait=wait)
 
     def __enter__(self) -> "Engine":
         return self

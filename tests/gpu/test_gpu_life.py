@@ -65,7 +65,7 @@ def test_a_call_that_fails_ends_its_cache_and_no_more(
 
 
 def test_a_host_budget_that_is_too_small_is_refused_at_once(eng: Engine) -> None:
-    eng.host_memory = 60 * 32 * eng.model.num_layers * 512
+    eng._caches.host_memory = 60 * 32 * eng.model.num_layers * 512
     began = time.monotonic()
     with pytest.raises(CapacityError, match="host memory"):
         eng.generate([PROMPT], HOW, max_model_len=20_000)
@@ -144,12 +144,12 @@ def test_the_interpreter_ends_with_a_live_cache() -> None:
         from wscope_jax import Engine, Sampling, policies
         eng = Engine.from_pretrained({str(CHECKPOINTS["qwen3_moe"])!r}, dtype="float32", window=32,
                                      policy=policies.choose("write_scope", 0.5))
-        made = eng._cache
+        made = eng._caches.make
         def slow(*args, **kwargs):
             cache = made(*args, **kwargs)
             cache.set_fault(store_delay_ms=50, job_delay_ms=5)
             return cache
-        eng._cache = slow
+        eng._caches.make = slow
         stream = eng.stream([list(range(100))], Sampling(max_new_tokens=500, ignore_eos=True))
         for _ in range(40):
             next(stream)

@@ -187,14 +187,14 @@ def test_a_cache_after_its_close(eng: Engine) -> None:
 
 
 def test_collected_while_it_works(eng: Engine) -> None:
-    made = eng._cache
+    made = eng._caches.make
 
     def slow(*args: Any, **kwargs: Any) -> Any:
         cache = made(*args, **kwargs)
         cache.set_fault(store_delay_ms=30, job_delay_ms=10)
         return cache
 
-    eng._cache = slow  # type: ignore[method-assign]
+    eng._caches.make = slow  # type: ignore[method-assign]
     try:
         for taken in (0, 1, 5):
             stream = eng.stream([PROMPT], HOW)
@@ -203,8 +203,8 @@ def test_collected_while_it_works(eng: Engine) -> None:
             del stream
             assert given_back()
     finally:
-        del eng._cache
-    cache = eng._cache(1, 64)
+        del eng._caches.make
+    cache = eng._caches.make(1, 64)
     cache.begin_prompt(0, 40)
     del cache
     assert given_back()
@@ -232,7 +232,7 @@ def in_child(body: Callable[[], bool]) -> bool:
 def test_a_forked_child_is_told_at_once(eng: Engine) -> None:
     stream = eng.stream([PROMPT], HOW)
     next(stream)
-    cache = eng._cache(1, 64)
+    cache = eng._caches.make(1, 64)
 
     def refuses(use: Callable[[], object]) -> bool:
         try:
@@ -405,12 +405,12 @@ def test_the_interpreter_ends_with_a_live_cache(environment: dict[str, str]) -> 
         from wscope_jax import Engine, Sampling, policies
         eng = Engine.from_pretrained({str(TINY)!r}, dtype="float32", window=32, threads=1,
                                      policy=policies.choose("write_scope", 0.5))
-        made = eng._cache
+        made = eng._caches.make
         def slow(*args, **kwargs):
             cache = made(*args, **kwargs)
             cache.set_fault(store_delay_ms=50, job_delay_ms=5)
             return cache
-        eng._cache = slow
+        eng._caches.make = slow
         stream = eng.stream([list(range(100))], Sampling(max_new_tokens=500, ignore_eos=True))
         print(sum(1 for _ in zip(range(40), iter(lambda: next(stream), None))), flush=True)
         other = eng.stream([list(range(100))], Sampling(max_new_tokens=500, ignore_eos=True))

@@ -217,13 +217,13 @@ def test_the_nth_thread_is_refused(eng: Engine, monkeypatch: pytest.MonkeyPatch)
     for _ in failing.runs():
         assert eng.generate([PROMPT], HOW).tokens[0] == expected
     eng.policy = ALL_POLICIES["gpu_only"]
-    eng._compiled._store.futures.clear()
-    chunk, eng.chunk_entries = eng.chunk_entries, 64
+    eng._caches.compiled._store.futures.clear()
+    chunk, eng._caches.chunk_entries = eng._caches.chunk_entries, 64
     try:
         for _ in itertools.islice(failing.runs(), 2):
             assert eng.generate([PROMPT], HOW).tokens[0] == expected
     finally:
-        eng.chunk_entries = chunk
+        eng._caches.chunk_entries = chunk
 
 
 def test_no_worker_at_all(monkeypatch: pytest.MonkeyPatch) -> None:
