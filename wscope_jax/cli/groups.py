@@ -157,13 +157,13 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_model(parser: argparse.ArgumentParser) -> None:
+def add_model(parser: argparse._ActionsContainer, *, is_required: bool = True) -> None:
     """The checkpoint."""
     parser.add_argument(
         "--model",
         metavar="DIR",
         type=path,
-        required=True,
+        required=is_required,
         help="a Hugging Face checkpoint directory",
     )
 
@@ -171,9 +171,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
 def add_weights(parser: argparse.ArgumentParser) -> None:
     """A checkpoint, or a configuration whose weights are drawn."""
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument(
-        "--model", metavar="DIR", type=path, help="a Hugging Face checkpoint directory"
-    )
+    add_model(which, is_required=False)
     which.add_argument(
         "--random-weights",
         metavar="CONFIG",
