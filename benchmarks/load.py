@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import record
 from ceilings import GB, Ceilings
@@ -120,6 +120,24 @@ def step_s(model: Roofline, share: float, placed: int) -> float:
     return max(model.cpu_time(share, placed), model.link_time(share, placed))
 
 
+class Comparison(NamedTuple):
+    """Fresh batches with r0 and with r1, under the load.
+
+    Attributes:
+        idle: r0.
+        loaded: r1.
+        old_s: seconds of a step with r0, of each group.
+        new_s: seconds of a step with r1.
+        model: costs of an entry meanwhile.
+    """
+
+    idle: float
+    loaded: float
+    old_s: list[float]
+    new_s: list[float]
+    model: Roofline
+
+
 class LoadBench(Bench):
     """`Bench`, settled on an idle machine, and what becomes of it under a load."""
 
@@ -172,7 +190,7 @@ class LoadBench(Bench):
                 found = self.compare(idle, loaded, load)
         finally:
             self.write_scope = idle_policy
-        return self.judge(kind, idle, loaded, *found, series)
+        return self.judge(kind, found, series)
 
     @contextmanager
     def onset(self, kind: str) -> Iterator[tuple[Any, Series]]:
@@ -200,10 +218,8 @@ class LoadBench(Bench):
             setup.run(GROUP)
             series.append((time.perf_counter() - began, setup.cache.cpu_share()))
 
-    def compare(
-        self, idle: float, loaded: float, load: Any
-    ) -> tuple[list[float], list[float], Any]:
-        """Seconds of a step of fresh batches with r0 and with r1, in turns, and the costs under the load."""
+    def compare(self, idle: float, loaded: float, load: Any) -> Comparison:
+        """Runs fresh batches with r0 and with r1, in turns."""
         old_s, new_s = [], []
         with (
             self.setup(WriteScope(share=idle)) as old,
@@ -215,19 +231,11 @@ class LoadBench(Bench):
                 old_s.append(old.run(GROUP))
                 new_s.append(new.run(GROUP))
             print(f"  the load itself: {load.rate() / GB:.1f} GB/s", flush=True)
-            return old_s, new_s, self.model(old)
+            return Comparison(idle, loaded, old_s, new_s, self.model(old))
 
-    def judge(
-        self,
-        kind: str,
-        idle: float,
-        loaded: float,
-        old_s: list[float],
-        new_s: list[float],
-        model: Roofline,
-        series: Series,
-    ) -> list[dict[str, Any]]:
+    def judge(self, kind: str, found: Comparison, series: Series) -> list[dict[str, Any]]:
         """Prints what r1 gains beside what equations 1 and 2 say; rows of both steps and of the gain."""
+        idle, loaded, old_s, new_s, model = found
         self.tell("under load, a fresh batch with r0", model)
         best = model.cpu_share(self.placed)
         limits = [self.layers * step_s(model, share, self.placed) for share in (idle, best)]
