@@ -67,10 +67,10 @@ def test_debug_leaves_the_libraries_talking(monkeypatch: pytest.MonkeyPatch) -> 
 def test_weights_are_checked_before_jax_is_there() -> None:
     """What `prepare` sets, jax reads when it is imported: the folder of compiled programs, for one."""
     code = (
-        "import argparse, pathlib, sys; from wscope_jax.cli import start\n"
+        "import argparse, pathlib, sys; from wscope_jax.cli import weights\n"
         "for config in (None, 'qwen3-30b-a3b'):\n"
-        "    start.check_weights(argparse.Namespace(model=pathlib.Path('x'), random_weights=config,\n"
-        "                                           check_tensors=False, seed=3))\n"
+        "    weights.of(argparse.Namespace(model=pathlib.Path('x'), random_weights=config,\n"
+        "                                  check_tensors=False, dtype=None, seed=3))\n"
         "print('jax' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

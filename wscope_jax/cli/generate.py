@@ -5,7 +5,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from wscope_jax.cli import answer, progress, report, requests, signals, start
+from wscope_jax.cli import answer, progress, report, requests, signals, start, weights
 from wscope_jax.cli.requests import Request
 from wscope_jax.errors import UsageError, WscopeError
 
@@ -22,7 +22,7 @@ def run(arguments: argparse.Namespace) -> int:
         KeyboardInterrupt: Interrupted; the text so far is printed.
     """
     _check_outputs(arguments)
-    start.check_weights(arguments)
+    weights.of(arguments)  # refuses options that do not go together
     start.prepare(arguments.threads, quiet=arguments.quiet)  # reading a checkpoint imports jax
     asked = requests.read_requests(arguments)
     samplings = requests.make_samplings(arguments, asked)

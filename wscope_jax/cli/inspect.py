@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
-from wscope_jax.cli import answer, start, streams
+from wscope_jax.cli import answer, start, streams, weights
 from wscope_jax.cli.report import AnswerConsole
 from wscope_jax.errors import CheckpointError
 from wscope_jax.sizes import amount
@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         CheckpointError: Anything is wrong with it; what could be found out is printed first.
     """
-    start.require_directory(arguments.model)
+    weights.require_directory(arguments.model)
     start.prepare()
     from wscope_jax.checkpoint import Checkpoint, locate
     from wscope_jax.models import read_config

@@ -12,7 +12,7 @@ from typing import BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax.cli import start
+from wscope_jax.cli import weights
 from wscope_jax.errors import CheckpointError, UsageError
 from wscope_jax.sizes import amount
 
@@ -70,7 +70,8 @@ def _draw(arguments: argparse.Namespace) -> list[tuple[str, Prompt]]:
             f"--prompt-length: {sum(lengths):,} token ids in all, at most {MOST_IDS:,} are possible; ask for fewer or "
             "shorter prompts"
         )
-    draw, most = np.random.default_rng(start.weights_seed(arguments)), start.vocab_size(arguments)
+    draw = np.random.default_rng(weights.seed(arguments))
+    most = weights.of(arguments).vocab_size()
     where = [f"--prompt-length {length}" for length in lengths]
     return [
         (name, draw.integers(0, most, n).tolist()) for name, n in zip(where, lengths, strict=True)

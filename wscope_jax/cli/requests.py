@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from wscope_jax.cli import jsonl, start
+from wscope_jax.cli import jsonl, start, weights
 from wscope_jax.cli.prompts import Prompt, list_sources, read_named, require_tokenizer
 from wscope_jax.errors import UsageError
 from wscope_jax.sizes import counted
@@ -94,7 +94,7 @@ def encode(arguments: argparse.Namespace, requests: Sequence[Request]) -> list[l
     from wscope_jax.token_ids import check_ids
     from wscope_jax.tokenizer import Tokenizer
 
-    vocab_size = start.vocab_size(arguments)
+    vocab_size = weights.of(arguments).vocab_size()
     tokenizer = None
     if any(isinstance(request.prompt, str) for request in requests):
         tokenizer = Tokenizer.from_dir(arguments.model, vocab_size)

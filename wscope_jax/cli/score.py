@@ -7,7 +7,7 @@ from typing import BinaryIO, Final
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax.cli import answer, progress, start
+from wscope_jax.cli import answer, progress, start, weights
 from wscope_jax.cli.prompts import Ids, read_tokens
 from wscope_jax.errors import UsageError, WscopeError
 from wscope_jax.sizes import counted
@@ -21,7 +21,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         WscopeError: What was wrong, with its exit code.
     """
-    start.check_weights(arguments)
+    weights.of(arguments)  # refuses options that do not go together
     ids = read_tokens(arguments.tokens)
     prefill, length = arguments.prefill, ids.shape[-1]
     if prefill > length:
@@ -81,7 +81,7 @@ def _require_in_vocabulary(arguments: argparse.Namespace, ids: Ids) -> None:
     """Checks the ids against config.json, before weights are read."""
     from wscope_jax.token_ids import check_ids
 
-    check_ids(ids, start.vocab_size(arguments), f"--tokens {arguments.tokens}")
+    check_ids(ids, weights.of(arguments).vocab_size(), f"--tokens {arguments.tokens}")
 
 
 def _shorter(arguments: argparse.Namespace, length: int) -> str:

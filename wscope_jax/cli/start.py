@@ -6,13 +6,11 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from wscope_jax import cores, machine
-from wscope_jax.arguments import MOST_SEED, integer
-from wscope_jax.cli import groups, kept_programs, options, spelling, streams
-from wscope_jax.errors import CheckpointError, MachineError, UsageError
+from wscope_jax.cli import groups, kept_programs, options, spelling, streams, weights
+from wscope_jax.errors import MachineError
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.sizes import amount
 
@@ -75,55 +73,6 @@ def require_device() -> None:
     kept_programs.replace_broken()
 
 
-def require_directory(model: Path) -> None:
-    """Refuses the name of a configuration that ships with the package where weights are needed.
-
-    Raises:
-        CheckpointError: If it is one, and no directory is called so.
-    """
-    if str(model) in groups.CONFIGURATIONS and not model.exists():
-        raise CheckpointError(
-            f"--model {model}: the name of a configuration without weights, for `wscope plan` and --random-weights; "
-            "download the model's checkpoint and give its directory"
-        )
-
-
-def check_weights(arguments: argparse.Namespace) -> None:
-    """Refuses options about where weights come from that do not go together.
-
-    Raises:
-        UsageError: If they do not, or the seed is none.
-        CheckpointError: See `require_directory`.
-    """
-    if arguments.random_weights is None:
-        require_directory(arguments.model)
-    elif arguments.check_tensors:
-        raise UsageError("--check-tensors: looks at a checkpoint, and --random-weights has none")
-    weights_seed(arguments)
-
-
-def weights_seed(arguments: argparse.Namespace) -> int:
-    """The seed that weights and prompts of random ids are drawn by.
-
-    Raises:
-        UsageError: If it is out of range.
-    """
-    return integer("seed", arguments.seed or 0, 0, MOST_SEED)
-
-
-def vocab_size(arguments: argparse.Namespace) -> int:
-    """How many ids the model has.
-
-    Raises:
-        CheckpointError: Anything about its configuration.
-    """
-    from wscope_jax import configurations, models
-
-    if arguments.random_weights is None:
-        return models.read_config(arguments.model).vocab_size
-    return configurations.read_alone(arguments.random_weights)[1].vocab_size
-
-
 def _warn_of_budgets(arguments: argparse.Namespace) -> None:
     """Says which budget exceeds what the machine has; it is taken as it is."""
     memory, gpus = machine.memory(), machine.gpus() if machine.expects_gpu() else []
@@ -159,11 +108,7 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
     from wscope_jax import configurations, devices, memory_plan, policies
 
     policy = policies.choose(arguments.policy, arguments.cpu_share)
-    model = (
-        configurations.read(str(arguments.model), arguments.dtype)
-        if arguments.random_weights is None
-        else configurations.read_alone(arguments.random_weights, arguments.dtype)[0]
-    )
+    model = weights.of(arguments).describe()
     _warn_of_budgets(arguments)
     host, gpu = arguments.host_memory, devices.memory_left()
     if gpu is not None and arguments.gpu_memory is not None:
@@ -208,30 +153,19 @@ def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "
         CapacityError: If it does not fit.
         MachineError: If the machine lacks what was asked for.
     """
-    from wscope_jax import configurations, models, policies
-    from wscope_jax.engine import Engine
+    from wscope_jax import policies
 
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     is_auto = arguments.policy == "auto" and arguments.cpu_share is None
     require_device()
     kept_programs.warn()
-    settings: dict[str, Any] = {
-        "policy": "auto" if is_auto else policy,
-        "window": arguments.window,
-        "gpu_memory": arguments.gpu_memory,
-        "host_memory": arguments.host_memory,
-        "threads": arguments.threads,
-        "progress": progress,
-    }
-    if arguments.random_weights is not None:
-        described, config = configurations.read_alone(arguments.random_weights, arguments.dtype)
-        model = models.random(config, weights_seed(arguments), described.dtype)
-        return Engine(model, eos_ids=frozenset(config.eos_token_ids), **settings)
-    return Engine.from_pretrained(
-        arguments.model,
-        dtype=arguments.dtype,
-        check_tensors=arguments.check_tensors,
-        **settings,
+    return weights.of(arguments).open(
+        policy="auto" if is_auto else policy,
+        window=arguments.window,
+        gpu_memory=arguments.gpu_memory,
+        host_memory=arguments.host_memory,
+        threads=arguments.threads,
+        progress=progress,
     )
 
 
