@@ -92,7 +92,7 @@ class PoolHandle {
 class QueueHandle {
  public:
   QueueHandle() : queue_(std::make_shared<StepQueue>()), id_(StepQueues().Add(queue_)) {}
-  ~QueueHandle() { Close(); }
+  ~QueueHandle() { Close(false); }
   QueueHandle(const QueueHandle&) = delete;
   QueueHandle& operator=(const QueueHandle&) = delete;
 
@@ -131,8 +131,10 @@ class QueueHandle {
     return {data, {timings.size(), 6}, keep};
   }
 
-  // The number is free once nothing of this engine runs any more, or the deadline has passed.
-  void Close() {
+  // The number is free once nothing of this engine runs any more, or the deadline has passed. It
+  // never is if it is kept: a program that nobody can wait for may call it later, and finds it
+  // closed.
+  void Close(bool keep_number) {
     if (!queue_) return;
     const std::shared_ptr<StepQueue> held = std::move(queue_);
     queue_ = nullptr;
@@ -140,7 +142,7 @@ class QueueHandle {
       const nb::gil_scoped_release release;
       held->Close(NowNs() + kCloseNs);
     }
-    if (held->OwnedByThisProcess()) StepQueues().Remove(id_);
+    if (held->OwnedByThisProcess() && !keep_number) StepQueues().Remove(id_);
   }
 
  private:

@@ -185,8 +185,8 @@ class StepQueue:
     def set_fault(self, store_delay_ms: int = 0, job_delay_ms: int = 0) -> None:
         """Delays each later store, or the start of each later job that has blocks. For tests."""
 
-    def close(self) -> None:
-        """Waits for open jobs and stores (at most 30 s) and gives up the number.
+    def close(self, keep_number: bool = False) -> None:
+        """Waits for open jobs and stores (at most 30 s) and gives up the number, unless it is kept for good.
 
         Later calls of programs fail; a second close does nothing. Releases the GIL.
         """

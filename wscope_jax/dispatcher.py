@@ -5,7 +5,6 @@ the int32 that each program takes and returns, puts the programs of one queue on
 """
 
 import atexit
-import contextlib
 import logging
 import threading
 import weakref
@@ -145,7 +144,7 @@ class Dispatcher:
                 self._order, out = run()
             except BaseException as error:
                 self._ended = self.failure or f"a program failed to start: {error}"
-                if self.failure is not None and isinstance(error, jax.errors.JaxRuntimeError):
+                if self.failure is not None and isinstance(error, Exception):
                     raise self._refusal() from error
                 raise
             self._plan = plan
@@ -225,44 +224,29 @@ class Dispatcher:
         """Slows stores and host jobs down: for tests of timing."""
         self._queue.set_fault(store_delay_ms=store_delay_ms, job_delay_ms=job_delay_ms)
 
-    def close(self) -> None:
-        """Ends all work under way; may be called twice, and does nothing in a forked child."""
+    def close(self, *, is_lost: bool = False) -> None:
+        """Ends all work under way; may be called twice, and does nothing in a forked child.
+
+        Args:
+            is_lost: a program may still run that nobody can wait for; nobody else gets the number that its calls name.
+        """
         if forks.is_child():
             return
         with self.lock:
             if self._is_closed:
                 return
-            if self._ended is not None:  # a program may run whose arrays nobody has
-                with contextlib.suppress(jax.errors.JaxRuntimeError):
-                    jax.effects_barrier()
-            failure = self.failure
-            self._ended = self._ended or failure or "it was closed"
+            has_failed = self.failure is not None  # then no program makes further calls
+            self._ended = self._ended or self.failure or "it was closed"
             self._is_closed = True
-            self._queue.close()
+            self._queue.close(keep_number=is_lost and not has_failed)
             self._order = None
-        if failure is not None:
-            _forget_failure()
-
-
-def _forget_failure() -> None:
-    """Lets JAX forget a program of this thread that failed; at exit it would print two tracebacks of it.
-
-    JAX keeps what the last program with side effects gave, of each device; so another one takes its place.
-    """
-    with contextlib.suppress(jax.errors.JaxRuntimeError):
-        jax.effects_barrier()
-        return
-    jax.jit(lambda: jax.debug.callback(lambda: None))()
 
 
 _started: weakref.WeakSet[Dispatcher] = weakref.WeakSet()
 
 
-@atexit.register  # runs before JAX's own, which was registered when JAX was imported
-def _forget_failures() -> None:
-    failed = [] if forks.is_child() else [d for d in _started if d.failure is not None]
-    for dispatcher in failed:
-        if not dispatcher.is_told:
+@atexit.register
+def _tell_failures() -> None:
+    for dispatcher in [] if forks.is_child() else list(_started):
+        if dispatcher.failure is not None and not dispatcher.is_told:
             log.warning("cache: a program failed: %s", dispatcher.failure)
-    if failed:
-        _forget_failure()

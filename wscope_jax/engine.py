@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 import numpy.typing as npt
 
@@ -297,7 +296,6 @@ class Engine:
         if self._is_closed or forks.is_child():
             return
         self._is_closed = True
-        jax.effects_barrier()
         self._caches.compiled.close(wait=wait)
 
     def __enter__(self) -> "Engine":

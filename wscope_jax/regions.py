@@ -98,6 +98,9 @@ class Regions:
         def run() -> tuple[jax.Array, tuple[Views, T]]:
             views, out = fn(self.views)
             if not isinstance(views, Views) or views.attended:
+                # Its calls are made all the same, and nobody else could wait for them.
+                with contextlib.suppress(jax.errors.JaxRuntimeError):
+                    jax.block_until_ready((views, out))
                 raise UsageError(
                     "views: the program must return (views, out), and a step views.advance()"
                 )
@@ -126,8 +129,9 @@ class Regions:
         if forks.is_child():
             return
         order = self.views.shared.order
+        is_lost = order.is_deleted()  # to a program that failed to start, or was interrupted then
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # a failed step was reported already
-            if not order.is_deleted():  # a program that never started has taken it
+            if not is_lost:
                 jax.block_until_ready(order)
-        self.dispatcher.close()
+        self.dispatcher.close(is_lost=is_lost)
         self.pools.close()

@@ -55,6 +55,16 @@ def test_start_and_finish_match_numpy(
     bench.queue.close()
 
 
+def test_side_effects_are_known_to_xla_and_not_to_jax(plain: Bench) -> None:
+    """JAX would dispatch a program that has an effect in Python, argument by argument."""
+    q = jnp.zeros((2, 4, plain.layout.key_dim))
+    step = jax.jit(plain.attend)
+    assert not jax.make_jaxpr(step)(q, zero()).effects
+    calls = [line for line in step.lower(q, zero()).as_text().splitlines() if "@wscope_" in line]
+    assert len(calls) == 3
+    assert all("has_side_effect = true" in line for line in calls)
+
+
 def test_two_halves_may_be_open(plain: Bench) -> None:
     def step(q: jax.Array, order: jax.Array) -> tuple[Partial, Partial, jax.Array]:
         order = plain.begin(order)

@@ -5,12 +5,16 @@ have side effects that XLA cannot see; what orders them is `order`, one int32 th
 and the activations that are threaded through as in-place aliases (docs/architecture.md, "The seam").
 """
 
+import functools
 import logging
 import os
-from typing import Final
+from collections.abc import Sequence
+from typing import Any, Final
 
 import jax
 import numpy as np
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jaxtyping import Array, Float, Int32
 
 from wscope_jax.errors import MachineError
@@ -62,8 +66,57 @@ for _platform in PLATFORMS:
         jax.ffi.register_ffi_target(_name, _capsule, platform=_platform)
 
 
-def _like(array: Array) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(array.shape, array.dtype)
+# `jax.ffi.ffi_call` tells JAX of a side effect as well, and JAX dispatches a program that has one in Python:
+# milliseconds a step with some hundred arrays. XLA alone has to know: no program drops `order`.
+_call = Primitive("wscope_call")
+_call.multiple_results = True
+
+
+def _results(*_: Any, results: tuple[Any, ...], **__: Any) -> list[Any]:
+    return list(results)
+
+
+def _run(*operands: Array, **static: Any) -> list[Array]:
+    out: list[Array] = jax.jit(functools.partial(_call.bind, **static))(*operands)
+    return out
+
+
+def _lower(
+    context: Any, *operands: Any, target: str, aliases: Any, attributes: Any, **_: Any
+) -> Any:
+    rule = jax.ffi.ffi_lowering(target, has_side_effect=True, operand_output_aliases=dict(aliases))
+    return rule(context, *operands, **dict(attributes))
+
+
+_call.def_abstract_eval(_results)
+_call.def_impl(_run)
+mlir.register_lowering(_call, _lower)
+
+
+def call(
+    target: str,
+    operands: Sequence[Array],
+    results: Sequence[Array],
+    aliases: dict[int, int],
+    **attributes: np.generic | str,
+) -> list[Array]:
+    """Calls a target with side effects.
+
+    Args:
+        target: its name.
+        operands: what it takes; one of them is the order.
+        results: arrays, or shapes and dtypes, like those that it gives.
+        aliases: number of the operand -> number of the result that takes its place.
+        attributes: of the call, static.
+    """
+    out: list[Array] = _call.bind(
+        *operands,
+        target=target,
+        results=tuple(jax.core.ShapedArray(r.shape, r.dtype) for r in results),
+        aliases=tuple(aliases.items()),
+        attributes=tuple(attributes.items()),
+    )
+    return out
 
 
 def _not_a_slice(array: Array, order: Int32[Array, ""]) -> Array:
@@ -80,10 +133,8 @@ def _not_a_slice(array: Array, order: Int32[Array, ""]) -> Array:
 
 def step_begin(order: Int32[Array, ""], *, engine: int) -> Int32[Array, ""]:
     """Makes the oldest pushed plan current; fails if the plan before it was not used up."""
-    call = jax.ffi.ffi_call(
-        STEP_BEGIN, _like(order), has_side_effect=True, input_output_aliases={0: 0}
-    )
-    return call(order, engine=np.int32(engine))
+    (order,) = call(STEP_BEGIN, (order,), (order,), {0: 0}, engine=np.int32(engine))
+    return order
 
 
 def host_start(
@@ -101,15 +152,11 @@ def host_start(
     Returns at once. Use the returned q for the work that goes on meanwhile, so that XLA keeps it behind the start.
     """
     q = _not_a_slice(q, order)
-    call = jax.ffi.ffi_call(
-        HOST_START,
-        (_like(q), _like(order)),
-        has_side_effect=True,
-        input_output_aliases={0: 0, 1: 1},
-    )
     q, order = call(
-        q,
-        order,
+        HOST_START,
+        (q, order),
+        (q, order),
+        {0: 0, 1: 1},
         engine=np.int32(engine),
         num_kv_heads=np.int32(layout.num_kv_heads),
         key_dim=np.int32(layout.key_dim),
@@ -133,14 +180,11 @@ def host_finish(
         The window's and the streamed partial, the host's partial, and the order.
     """
     operands = (window.o, window.lse, streamed.o, streamed.lse, order)
-    results = (*map(_like, operands), _like(window.o), _like(window.lse))
-    call = jax.ffi.ffi_call(
-        HOST_FINISH,
-        results,
-        has_side_effect=True,
-        input_output_aliases={i: i for i in range(len(operands))},
+    results = (*operands, window.o, window.lse)
+    aliases = {i: i for i in range(len(operands))}
+    w_o, w_lse, s_o, s_lse, order, o, lse = call(
+        HOST_FINISH, operands, results, aliases, engine=np.int32(engine)
     )
-    w_o, w_lse, s_o, s_lse, order, o, lse = call(*operands, engine=np.int32(engine))
     return Partial(w_o, w_lse), Partial(s_o, s_lse), Partial(o, lse), order
 
 
@@ -160,13 +204,8 @@ def load(
         engine: id of the step queue.
     """
     operands = (slots, after, order)
-    call = jax.ffi.ffi_call(
-        LOAD,
-        tuple(map(_like, operands)),
-        has_side_effect=True,
-        input_output_aliases={0: 0, 1: 1, 2: 2},
-    )
-    slots, after, order = call(*operands, engine=np.int32(engine))
+    aliases = {i: i for i in range(len(operands))}
+    slots, after, order = call(LOAD, operands, operands, aliases, engine=np.int32(engine))
     return slots, after, order
 
 
@@ -178,5 +217,5 @@ def store(
     When the call has returned, `blocks` belongs to XLA again; the bytes are in their slots when the queue's
     `completed` counter has passed the store's ticket.
     """
-    call = jax.ffi.ffi_call(STORE, _like(order), has_side_effect=True, input_output_aliases={1: 0})
-    return call(blocks, order, engine=np.int32(engine))
+    (order,) = call(STORE, (blocks, order), (order,), {1: 0}, engine=np.int32(engine))
+    return order
