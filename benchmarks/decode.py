@@ -31,6 +31,7 @@ from wscope_jax import Engine, Sampling, configurations, models, policies
 from wscope_jax.layout import Region
 from wscope_jax.policies import Policy
 from wscope_jax.sampling import Rows, row_operands
+from wscope_jax.steps import Steps
 
 PROBE_BYTES = 512 << 20  # that each reader goes through for the ceilings
 SMALL = {  # with --quick, those of them that the family's configurations have
@@ -173,13 +174,12 @@ class Bench:
 
 
 def steps(eng: Engine, cache: Any, rows: Rows, count: int) -> Iterator[float]:
-    """Seconds of each step, as it ends; a long run tells how far it is."""
-    ids, told = jnp.arange(cache.batch, dtype=jnp.int32), time.perf_counter()
+    """Seconds from the tokens of each step to those of the next; a long run tells how far it is."""
+    decoding, ids = Steps(eng._programs, cache, rows), np.arange(cache.batch, dtype=np.int32)
+    told = began = time.perf_counter()
     for number in range(count):
-        began = time.perf_counter()
-        ids, _ = eng._programs.step(cache, ids, rows)
-        np.asarray(ids)
-        seconds = time.perf_counter() - began
+        decoding.take(ids, lambda _, number=number: number + 1 < count)
+        seconds, began = time.perf_counter() - began, time.perf_counter()
         if time.perf_counter() - told > TELL_S:
             told = time.perf_counter()
             words = f"{1e3 * seconds:.1f} ms, {cache.num_turns} turns"

@@ -56,9 +56,10 @@ FLOORS: Final = {
     "calibration": (5, 0),
     "caches": (5, 1),
     "programs": (5, 1),
-    "generation": (5, 2),
+    "steps": (5, 2),
+    "generation": (5, 3),
     "forced": (5, 2),
-    "engine": (5, 3),
+    "engine": (5, 4),
     "cli": (6, 0),
     "__main__": (6, 0),
 }

@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -21,6 +20,7 @@ from wscope_jax.programs import NO_TOKEN, ModelPrograms
 from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Event, Result, Row
 from wscope_jax.sampling import row_operands
+from wscope_jax.steps import Steps
 from wscope_jax.stopping import StopMatcher
 from wscope_jax.tokenizer import IncrementalDecoder, Tokenizer
 
@@ -64,9 +64,10 @@ class Generation:
         ]
         self._operands = row_operands(call.samplings)
         self._next = np.zeros(len(call.ids), np.int32)
+        self._steps = Steps(programs, cache, self._operands)
         self._share = [cache.cpu_share()] * 2
         self._shares: list[tuple[int, float]] = []  # steps at which it changed
-        self._steps = 0
+        self._num_steps = 0
         self._seconds = {"prefill_s": 0.0, "decode_s": 0.0, "first_token_s": 0.0}
         self._ping_pong = 2 * cache.slots_per_chunk * cache.block
         self._progress = progress
@@ -112,7 +113,7 @@ class Generation:
         for number in list(self._cache.active_rows):
             row = self._rows[number]
             if not row.tokens_in:  # not closed before
-                row.tokens_in = self._cache.row_tokens(number)
+                row.tokens_in = self._tokens_in(number)
                 row.text += row.end()
         if self._learned is not None:
             self._learned(self._cache.policy)
@@ -162,24 +163,37 @@ class Generation:
         if cache.active_rows:
             programs.compile_step(cache, self._operands)
         cache.compiled.is_steady = True
+        began = 0.0
         while True:
-            for number in filter(cache.is_full, cache.active_rows):
-                yield self._end(number, "length")
-            active = cache.active_rows
-            if not active:
+            if not self._steps.rows_ahead:
+                for number in filter(cache.is_full, cache.active_rows):
+                    yield self._end(number, "length")
+                began = time.perf_counter()
+            if not cache.active_rows:
                 return
-            with self._timed("decode_s"):
-                tokens, _ = programs.step(cache, jnp.array(self._next), self._operands)
-                values = np.asarray(jax.device_get(tokens))
+            rows, values = self._steps.take(self._next, self._may_go_on)
+            now = time.perf_counter()
+            self._seconds["decode_s"] += now - began
+            began = now  # with a step under way, what the consumer does between two events counts
             self._note_share(cache.cpu_share())
-            for number in active:
-                yield self._take(number, int(values[number]))
+            for number in rows:
+                if self._rows[number].finish_reason is None:
+                    yield self._take(number, int(values[number]))
+
+    def _may_go_on(self, rows: tuple[int, ...]) -> bool:
+        """Whether all of these take another token after the one that is under way, unless that one ends them."""
+        cache = self._cache
+        going = [n for n in rows if self._rows[n].finish_reason is None]
+        return bool(going) and not any(
+            cache.is_full(n) or len(self._rows[n].tokens) + 1 >= self._rows[n].most_tokens
+            for n in going
+        )
 
     def _note_share(self, share: float) -> None:
-        self._steps += 1
+        self._num_steps += 1
         self._share[1] = share
         if not self._shares or abs(share - self._shares[-1][1]) >= SHARE_CHANGE:
-            self._shares.append((self._steps, round(share, 4)))
+            self._shares.append((self._num_steps, round(share, 4)))
 
     def _take(self, number: int, token: int) -> Event:
         row = self._rows[number]
@@ -202,8 +216,14 @@ class Generation:
 
     def _release(self, number: int) -> None:
         if self._cache.holds(number):
-            self._rows[number].tokens_in = self._cache.row_tokens(number)
+            self._rows[number].tokens_in = self._tokens_in(number)
             self._cache.release(number)
+
+    def _tokens_in(self, number: int) -> dict[Region, int]:
+        tokens = self._cache.row_tokens(number)
+        if number in self._steps.rows_ahead:  # the newest one was fed ahead
+            tokens[Region.WINDOW] -= 1
+        return tokens
 
     @property
     def cpu_share(self) -> float:
@@ -250,7 +270,7 @@ class Generation:
     def _work(self) -> dict[str, Any]:
         work, entry_bytes = self._cache.work, self._cache.entry_bytes
         # Of the time of all steps; the newest are not timed yet.
-        took_s = self._seconds["decode_s"] * work.steps / max(1, self._steps)
+        took_s = self._seconds["decode_s"] * work.steps / max(1, self._num_steps)
         return {
             "limit": work.limit(took_s) if work.steps else None,
             "steps": work.steps,

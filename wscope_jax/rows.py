@@ -93,7 +93,8 @@ class Result:
         work: what set the pace of decoding: "limit" ("cpu", "link" or "device"; None without steps); over the "steps"
             that were timed "cpu_s" and "link_s" (busy), "wait_cpu_s" and "wait_link_s" (waited for), "cpu_bytes" and
             "link_bytes" (of the cache, read there); "shares" (the share r over time: [step, r] where it changed).
-        timing: seconds ("prefill_s", "decode_s", "first_token_s") and rates ("prefill_tokens_per_s",
+        timing: seconds ("prefill_s", "decode_s", "first_token_s"; without what the consumer did between two events,
+            unless a step was under way meanwhile) and rates ("prefill_tokens_per_s",
             "decode_tokens_per_s").
     """
 
