@@ -68,6 +68,26 @@ class Setup:
             )[clock]
         )
 
+    def rows(self, isa: str, clock: int) -> peers.Timed:
+        """The same kernel, had the blocks been written in rows: each is packed when it is read."""
+        layout = self.case.layout
+        return lambda: (
+            1e-9
+            * _ffi.measure_rows(
+                self.pool,
+                random.randrange(self.layers),
+                self.table.size,
+                self.case.num_q_heads,
+                layout.num_kv_heads,
+                layout.key_dim,
+                layout.value_dim,
+                layout.value_in_key,
+                BLOCK,
+                self.storage,
+                isa,
+            )[clock]
+        )
+
     def kernel(self, isa: str, clock: int, prefetch_bytes: int = -1) -> peers.Timed:
         """The kernel of one instruction set over a layer."""
         layout = self.case.layout
@@ -207,6 +227,7 @@ def run_case(
         isas = [isa for isa in _ffi.isas() if isa != "portable"] or ["portable"]
         runs |= {f"wscope/{isa}": setup.kernel(isa, clock) for isa in isas}
         runs[f"wscope/{best} no prefetch"] = setup.kernel(best, clock, 0)
+        runs[f"wscope/{best} packed when read"] = setup.rows(best, clock)
         if storage == "bfloat16":
             runs |= peers.jax_peer(case, ROWS, setup.blocks * BLOCK, clock, BLOCK)
     label = name if storage == "bfloat16" else f"{name}_f32"
@@ -254,20 +275,16 @@ def main() -> None:
     _ffi.start_workers(threads)
     print(f"{threads} worker(s), instruction sets: {', '.join(_ffi.isas())}")
     faulthandler.enable()  # after the module has asked for AMX: its signal stack is small
-    rows = []
-    for name in CASE_NAMES[:3] if args.quick else CASE_NAMES:
-        rows += run_case(name, "bfloat16", args.quick, threads, with_torch=False)
-    if not args.quick:
-        rows += run_case("gqa8_d128", "float32", args.quick, threads, with_torch=False)
-    record.finish(rows, args.json)  # what torch does to the process cannot lose these
-    more = []
-    if os.environ.get("WSCOPE_BENCH_TORCH", "1") != "0" and importlib.util.find_spec("torch"):
-        for name in CASE_NAMES[:3]:
-            more += run_case(name, "bfloat16", args.quick, threads, with_torch=True)
-    more += small_pages(args.quick, threads)
-    record.finish(more, None)
-    if args.json is not None:
-        record.finish(rows + more, args.json)
+    has_torch = os.environ.get("WSCOPE_BENCH_TORCH", "1") != "0"
+    with record.kept(args.json) as rows:
+        for name in CASE_NAMES[:3] if args.quick else CASE_NAMES:
+            rows += run_case(name, "bfloat16", args.quick, threads, with_torch=False)
+        if not args.quick:
+            rows += run_case("gqa8_d128", "float32", args.quick, threads, with_torch=False)
+        if has_torch and importlib.util.find_spec("torch"):
+            for name in CASE_NAMES[:3]:
+                rows += run_case(name, "bfloat16", args.quick, threads, with_torch=True)
+        rows += small_pages(args.quick, threads)
 
 
 if __name__ == "__main__":

@@ -102,6 +102,22 @@ Times PyMeasureAttention(const PoolHandle& pool, int layer, const Int32Matrix& t
   return {times.wall_ns, times.cpu_ns};
 }
 
+Times PyMeasureRows(const PoolHandle& pool, int layer, int num_slots, int num_q_heads,
+                    int num_kv_heads, int key_dim, int value_dim, bool value_in_key, int block,
+                    const std::string& storage, const std::string& isa) {
+  const AttentionShape shape =
+      MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim, value_in_key, block, storage);
+  const std::shared_ptr<Pool> held = pool.pool();
+  if (shape.block_bytes() != held->block_bytes() || layer < 0 || layer >= held->num_layers() ||
+      num_slots < 0 || num_slots > held->committed()) {
+    throw std::invalid_argument("pool: has no such layer or slots, or blocks of another size");
+  }
+  const Kernel& kernel = ReadIsa(isa);
+  const nb::gil_scoped_release release;
+  const Measured times = MeasureRows(shape, *held, layer, num_slots, kernel);
+  return {times.wall_ns, times.cpu_ns};
+}
+
 Times PyMeasureRead(const PoolHandle& pool, int layer, int num_slots, const std::string& isa,
                     int64_t prefetch_bytes) {
   const std::shared_ptr<Pool> held = pool.pool();
@@ -230,6 +246,9 @@ NB_MODULE(_ffi, m) {
         nb::arg("table"), nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("key_dim"),
         nb::arg("value_dim"), nb::arg("value_in_key"), nb::arg("block"), nb::arg("storage"),
         nb::arg("isa"), nb::arg("prefetch_bytes") = kOwnPrefetch);
+  m.def("measure_rows", &PyMeasureRows, nb::arg("pool"), nb::arg("layer"), nb::arg("num_slots"),
+        nb::arg("num_q_heads"), nb::arg("num_kv_heads"), nb::arg("key_dim"), nb::arg("value_dim"),
+        nb::arg("value_in_key"), nb::arg("block"), nb::arg("storage"), nb::arg("isa"));
   m.def("measure_read", &PyMeasureRead, nb::arg("pool"), nb::arg("layer"), nb::arg("num_slots"),
         nb::arg("isa"), nb::arg("prefetch_bytes") = kOwnPrefetch);
   m.def("measure_streams", &PyMeasureStreams, nb::arg("read_pool").none(),

@@ -18,6 +18,8 @@
 #include "cuda_driver.h"
 #include "dispatch.h"
 #include "host_job.h"
+#include "job_memory.h"
+#include "pack.h"
 #include "workers.h"
 
 namespace wscope {
@@ -197,6 +199,38 @@ Measured MeasureAttention(const AttentionShape& shape, const std::shared_ptr<Poo
   const Measured measured = RunParts(job.num_parts(), [&](int part) { job.RunPart(part); });
   job.Finish();
   return measured;
+}
+
+Measured MeasureRows(const AttentionShape& shape, const Pool& pool, int layer, int num_slots,
+                     const Kernel& chosen) {
+  const HeadShape head = HeadOf(shape);
+  const Kernel& kernel = Resolve(chosen, head);
+  const auto item_bytes = static_cast<int>(ItemBytes(shape.storage));
+  const PackShape rows{1,           shape.key_dim, shape.value_in_key ? 0 : shape.value_dim,
+                       shape.block, item_bytes,    true};
+  const std::vector<float> q(int64_t{shape.group()} * shape.key_dim, 0.25f);
+  const int64_t items = int64_t{num_slots} * shape.num_kv_heads;
+  const int parts = kReadParts * std::max(1, Workers::Get().num_workers());
+  return RunParts(parts, [&](int part) {
+    const auto lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+    const int64_t packed_bytes = lines(shape.head_bytes());
+    const int64_t kernel_bytes = lines(kernel.scratch_bytes(head));
+    const int64_t o_size = int64_t{shape.group()} * shape.value_dim;
+    uint8_t* const packed =
+        ThreadMemory(packed_bytes + kernel_bytes + (o_size + 2 * shape.group()) * sizeof(float));
+    if (packed == nullptr) return;
+    auto* const o = reinterpret_cast<float*>(packed + packed_bytes + kernel_bytes);
+    const SoftmaxState state{o, o + o_size, o + o_size + shape.group()};
+    ClearState(shape, state);
+    const uint8_t* const block = packed;
+    const HeadBlocks blocks{&block, 1, 0, nullptr, 0};
+    for (int64_t item = items * part / parts; item < items * (part + 1) / parts; ++item) {
+      const uint8_t* const key = pool.Block(layer, 0) + item * shape.head_bytes();
+      const uint8_t* const value = key + int64_t{shape.block} * shape.key_dim * item_bytes;
+      PackBlocks(rows, 1, key, shape.value_in_key ? nullptr : value, packed);
+      kernel.attend(head, q.data(), blocks, packed + packed_bytes, state);
+    }
+  });
 }
 
 Measured MeasureRead(const Pool& pool, int layer, int num_slots, const Kernel& kernel,

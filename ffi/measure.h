@@ -22,6 +22,11 @@ Measured MeasureAttention(const AttentionShape& shape, const std::shared_ptr<Poo
                           int num_rows, const int32_t* row_ptr, const int32_t* table,
                           const Kernel& kernel, int64_t prefetch_bytes);
 
+// The same work over slots [0, num_slots), had they been written in rows: a worker packs each head
+// of a block (pack.h) and attends to that. What the byte order is worth, beside MeasureAttention.
+Measured MeasureRows(const AttentionShape& shape, const Pool& pool, int layer, int num_slots,
+                     const Kernel& kernel);
+
 // Reads slots [0, num_slots) of a layer with the loads of `kernel` and adds nothing to it: what the
 // memory gives. The workers take small contiguous parts.
 Measured MeasureRead(const Pool& pool, int layer, int num_slots, const Kernel& kernel,

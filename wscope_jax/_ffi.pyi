@@ -285,6 +285,21 @@ def measure_attention(
         RuntimeError: there are no workers.
     """
 
+def measure_rows(
+    pool: Pool,
+    layer: int,
+    num_slots: int,
+    num_q_heads: int,
+    num_kv_heads: int,
+    key_dim: int,
+    value_dim: int,
+    value_in_key: bool,
+    block: int,
+    storage: str,
+    isa: str,
+) -> tuple[int, int]:
+    """As `measure_attention` over slots [0, num_slots), had they been written in rows and were packed when read."""
+
 def measure_read(
     pool: Pool, layer: int, num_slots: int, isa: str, prefetch_bytes: int = -1
 ) -> tuple[int, int]:
