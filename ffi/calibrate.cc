@@ -21,7 +21,8 @@
 namespace wscope {
 namespace {
 
-constexpr int kRuns = 3;
+// Some 15 ms apart: a neighbour that takes the memory for a moment decides nothing.
+constexpr int kRuns = 7;
 constexpr uint8_t kFill = 0x3c;  // Makes a small normal number in float32 and in bfloat16.
 
 // Out of every cache, however large: what is read next comes from memory, as in a long context.
