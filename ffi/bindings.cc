@@ -215,7 +215,7 @@ void BindStepQueue(nb::module_& m) {
             h.queue()->SetFault(store_delay_ms, job_delay_ms);
           },
           nb::arg("store_delay_ms") = 0, nb::arg("job_delay_ms") = 0)
-      .def("close", &QueueHandle::Close, nb::arg("keep_number") = false);
+      .def("close", &QueueHandle::Close, nb::arg("over") = true);
 }
 
 }  // namespace

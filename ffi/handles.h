@@ -132,17 +132,23 @@ class QueueHandle {
   }
 
   // The number is free once nothing of this engine runs any more, or the deadline has passed. It
-  // never is if it is kept: a program that nobody can wait for may call it later, and finds it
-  // closed.
-  void Close(bool keep_number) {
+  // never is if a plan is not used up, unless that is known to be `over`: its program may run, and
+  // call this number when somebody else has it.
+  void Close(bool over) {
     if (!queue_) return;
     const std::shared_ptr<StepQueue> held = std::move(queue_);
     queue_ = nullptr;
+    const bool may_be_called = !over && held->MayBeCalled();
     {
       const nb::gil_scoped_release release;
       held->Close(NowNs() + kCloseNs);
     }
-    if (held->OwnedByThisProcess() && !keep_number) StepQueues().Remove(id_);
+    if (!held->OwnedByThisProcess()) return;
+    if (may_be_called) {
+      StepQueues().Retire(id_);
+    } else {
+      StepQueues().Remove(id_);
+    }
   }
 
  private:

@@ -13,7 +13,8 @@ namespace wscope {
 namespace {
 
 // Of one part in the last two rounds, at least: a few times what it costs to take one, and to
-// clear, write and merge a state.
+// clear, write and merge a state. Of 302 MB of latent entries 5 rounds make 0.70 of reading (15
+// workers), 8 make 0.66.
 constexpr int64_t kLeastPartBytes = int64_t{128} << 10;
 constexpr int64_t kLeastPartStates = 36;
 

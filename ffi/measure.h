@@ -23,7 +23,8 @@ Measured MeasureAttention(const AttentionShape& shape, const std::shared_ptr<Poo
                           const Kernel& kernel, int64_t prefetch_bytes);
 
 // The same work over slots [0, num_slots), had they been written in rows: a worker packs each head
-// of a block (pack.h) and attends to that. What the byte order is worth, beside MeasureAttention.
+// of a block (pack.h) and attends to that. Beside MeasureAttention it says what packing when blocks
+// are written is worth; a kernel made for rows might be faster than this.
 Measured MeasureRows(const AttentionShape& shape, const Pool& pool, int layer, int num_slots,
                      const Kernel& kernel);
 

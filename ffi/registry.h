@@ -31,6 +31,13 @@ class Registry {
     items_.erase(it);
   }
 
+  // Gives the object up and keeps the number taken.
+  void Retire(int id) {
+    std::shared_ptr<T> removed;
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (const auto it = items_.find(id); it != items_.end()) removed = std::move(it->second);
+  }
+
   // Null if no object has this number.
   std::shared_ptr<T> Find(int id) const {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -40,13 +47,17 @@ class Registry {
 
   // A copy: objects may come and go while the caller walks it.
   std::map<int, std::shared_ptr<T>> Snapshot() const {
+    std::map<int, std::shared_ptr<T>> items;
     const std::lock_guard<std::mutex> lock(mutex_);
-    return items_;
+    for (const auto& [id, item] : items_) {
+      if (item) items.emplace(id, item);
+    }
+    return items;
   }
 
  private:
   mutable std::mutex mutex_;
-  std::map<int, std::shared_ptr<T>> items_;
+  std::map<int, std::shared_ptr<T>> items_;  // Null: retired.
 };
 
 }  // namespace wscope

@@ -290,7 +290,17 @@ bool StepQueue::Close(int64_t deadline_ns) {
     if (!job.task || job.cuda) continue;  // The lane has seen to its own.
     if (!job.task->WaitUntil(deadline_ns)) drained = false;
   }
+  if (drained) {  // Whoever holds the queue shall not hold its pools.
+    const Lock lock(mutex_);
+    open.swap(open_jobs_);
+    open_jobs_.clear();
+  }
   return mover_.Drain(deadline_ns) && drained;
+}
+
+bool StepQueue::MayBeCalled() const {
+  const Lock lock(mutex_);
+  return !poison_ && (step_ || !pushed_.empty());
 }
 
 }  // namespace wscope

@@ -80,6 +80,8 @@ class StepQueue {
   // Refuses what comes later, waits for open jobs and for the mover. False if the deadline passed
   // first. Does nothing in a forked child.
   bool Close(int64_t deadline_ns);
+  // Whether a program that was dispatched may still make calls: a plan is not used up.
+  bool MayBeCalled() const;
   bool OwnedByThisProcess() const { return creator_.IsThisProcess(); }
 
  private:

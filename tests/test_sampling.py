@@ -288,18 +288,6 @@ class TestProgram:
         assert (alone == np.argmax(logits, axis=1)).all()
         assert alone[0] == run(logits, MIXED[:3], positions)[0]
 
-    @pytest.mark.parametrize(("platform", "has_branch"), [("cpu", True), ("cuda", False)])
-    def test_only_the_cpu_branches(self, platform, has_branch):
-        arguments = (jnp.zeros((3, VOCAB)), row_operands(MIXED[:3]), jnp.zeros(3, jnp.int32))
-        text = jitted.trace(*arguments).lower(lowering_platforms=(platform,)).as_text()
-        # The predicate of the branch is an "or" over the rows; the choice of the platform is a
-        # constant, which XLA removes.
-        assert ("stablehlo.or across" in text) == has_branch
-
-    def test_one_branch_is_left_on_the_cpu(self):
-        arguments = (jnp.zeros((3, VOCAB)), row_operands(MIXED[:3]), jnp.zeros(3, jnp.int32))
-        assert jitted.lower(*arguments).compile().as_text().count(" conditional(") == 1
-
 
 class TestValidation:
     @pytest.mark.parametrize(

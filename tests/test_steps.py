@@ -4,13 +4,13 @@ import dataclasses
 from typing import Any
 
 import jax
-import numpy as np
 import pytest
 
 from tests.engines import ALL_POLICIES, engine
 from wscope_jax import Engine, Sampling
 from wscope_jax.errors import WscopeError
 from wscope_jax.programs import ModelPrograms
+from wscope_jax.regions import Regions
 
 PROMPT = list(range(1, 70))
 FREE = Sampling(max_new_tokens=30, ignore_eos=True)
@@ -88,8 +88,39 @@ def test_the_tokens_before_a_step_that_cannot_be_dispatched_are_given(
         return whole(*args)
 
     monkeypatch.setattr(ModelPrograms, "step", step)
-    tokens = []
+    tokens: list[int | None] = []
     with eng.stream([PROMPT], FREE) as stream, pytest.raises(WscopeError, match="cannot be"):
-        tokens += [event.token for event in stream]
+        tokens.extend(event.token for event in stream)
+    assert tokens == free[:4]
     assert stream.result.tokens == [free[:4]]
-    assert np.all(stream.result.finish_reason == ["interrupted"])
+
+
+def test_events_do_not_wait_for_the_step_ahead(
+    eng: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row that ends is released after the events of its step: a step that fails takes none of them along."""
+    one, other = eng.generate([PROMPT, PROMPT[:40]], FREE).tokens
+    last = next(i for i in range(2, 20) if one[i] not in [*one[:i], *other])
+    made = eng.eos_ids
+
+    def fail(*_: Any) -> None:
+        raise WscopeError("the step ahead has failed")
+
+    events = []
+
+    def read() -> None:
+        for event in stream:
+            events.append(event)
+            if event.finish_reason == "stop":
+                monkeypatch.setattr(Regions, "wait", fail)
+
+    try:
+        eng.eos_ids = frozenset({one[last]})
+        stream = eng.stream([PROMPT, PROMPT[:40]], dataclasses.replace(FREE, ignore_eos=False))
+        with stream, pytest.raises(WscopeError, match="has failed"):
+            read()
+    finally:
+        eng.eos_ids = made
+    ends = [(event.row, event.token, event.finish_reason) for event in events[2 * last :]]
+    assert ends[:2] == [(0, one[last], "stop"), (1, other[last], None)]
+    assert ends[2:] == [(1, other[last + 1], None)]  # of the step that was under way

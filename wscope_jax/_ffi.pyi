@@ -185,10 +185,14 @@ class StepQueue:
     def set_fault(self, store_delay_ms: int = 0, job_delay_ms: int = 0) -> None:
         """Delays each later store, or the start of each later job that has blocks. For tests."""
 
-    def close(self, keep_number: bool = False) -> None:
-        """Waits for open jobs and stores (at most 30 s) and gives up the number, unless it is kept for good.
+    def close(self, over: bool = True) -> None:
+        """Waits for open jobs and stores (at most 30 s) and gives up the number.
 
         Later calls of programs fail; a second close does nothing. Releases the GIL.
+
+        Args:
+            over: no program that was dispatched makes further calls. If not, and a plan is not used up, nobody gets
+                the number any more; so it is where a queue is collected that was not closed.
         """
 
 def registrations(platform: str) -> dict[str, object]:

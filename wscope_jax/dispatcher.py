@@ -224,21 +224,21 @@ class Dispatcher:
         """Slows stores and host jobs down: for tests of timing."""
         self._queue.set_fault(store_delay_ms=store_delay_ms, job_delay_ms=job_delay_ms)
 
-    def close(self, *, is_lost: bool = False) -> None:
+    def close(self, *, over: bool = True) -> None:
         """Ends all work under way; may be called twice, and does nothing in a forked child.
 
         Args:
-            is_lost: a program may still run that nobody can wait for; nobody else gets the number that its calls name.
+            over: no program makes further calls. Else nobody gets the number that they name, while a plan is not used
+                up.
         """
         if forks.is_child():
             return
         with self.lock:
             if self._is_closed:
                 return
-            has_failed = self.failure is not None  # then no program makes further calls
             self._ended = self._ended or self.failure or "it was closed"
             self._is_closed = True
-            self._queue.close(keep_number=is_lost and not has_failed)
+            self._queue.close(over=over)
             self._order = None
 
 

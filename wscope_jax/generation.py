@@ -65,6 +65,7 @@ class Generation:
         self._operands = row_operands(call.samplings)
         self._next = np.zeros(len(call.ids), np.int32)
         self._steps = Steps(programs, cache, self._operands)
+        self._ended: list[int] = []  # rows that the cache still holds
         self._share = [cache.cpu_share()] * 2
         self._shares: list[tuple[int, float]] = []  # steps at which it changed
         self._num_steps = 0
@@ -144,6 +145,7 @@ class Generation:
                     raise
                 event = self._end(number, "length")  # the rows before it go on
             done += size
+            self._release_ended()
             if number == 0:
                 self._seconds["first_token_s"] = self._seconds["prefill_s"]
             yield event
@@ -166,10 +168,12 @@ class Generation:
         began = 0.0
         while True:
             if not self._steps.rows_ahead:
+                self._release_ended()
                 for number in filter(cache.is_full, cache.active_rows):
                     yield self._end(number, "length")
+                self._release_ended()
                 began = time.perf_counter()
-            if not cache.active_rows:
+            if all(row.finish_reason for row in self._rows):
                 return
             rows, values = self._steps.take(self._next, self._may_go_on)
             now = time.perf_counter()
@@ -181,8 +185,13 @@ class Generation:
                     yield self._take(number, int(values[number]))
 
     def _may_go_on(self, rows: tuple[int, ...]) -> bool:
-        """Whether all of these take another token after the one that is under way, unless that one ends them."""
+        """Whether all of these take another token after the one that is under way, unless that one ends them.
+
+        Where a row has ended none is dispatched ahead, so that it is released without waiting for a step.
+        """
         cache = self._cache
+        if self._ended:
+            return False
         going = [n for n in rows if self._rows[n].finish_reason is None]
         return bool(going) and not any(
             cache.is_full(n) or len(self._rows[n].tokens) + 1 >= self._rows[n].most_tokens
@@ -202,7 +211,7 @@ class Generation:
         self._next[number] = token
         text = row.take(token, self._eos_ids)
         if row.finish_reason is not None:
-            self._release(number)
+            self._note_end(number)
         return Event(number, token, text, row.finish_reason)
 
     def _end(self, number: int, reason: str) -> Event:
@@ -211,13 +220,18 @@ class Generation:
         row.finish_reason = reason
         text = row.end()
         row.text += text
-        self._release(number)
+        self._note_end(number)
         return Event(number, None, text, row.finish_reason)
 
-    def _release(self, number: int) -> None:
+    def _note_end(self, number: int) -> None:
         if self._cache.holds(number):
             self._rows[number].tokens_in = self._tokens_in(number)
-            self._cache.release(number)
+            self._ended.append(number)
+
+    def _release_ended(self) -> None:
+        """Frees the slots of rows that have ended: after their events, which a step that fails must not take along."""
+        while self._ended:
+            self._cache.release(self._ended.pop())
 
     def _tokens_in(self, number: int) -> dict[Region, int]:
         tokens = self._cache.row_tokens(number)

@@ -170,18 +170,7 @@ def sample(
         greedy_B = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         if isinstance(rows, Greedy):
             return greedy_B
-        draw = functools.partial(_draw, logits, rows, positions)
-
-        def draw_if_any() -> Int32[Array, " B"]:
-            drawn_B: Int32[Array, " B"] = lax.cond(
-                jnp.any(rows.temperature > 0), draw, lambda: greedy_B
-            )
-            return drawn_B
-
-        # Sorting a vocabulary costs the CPU more than the rest of a small step, so it is skipped if
-        # no row needs it. A GPU sorts fast, and a branch would make its host wait for the
-        # predicate.
-        drawn_B: Int32[Array, " B"] = lax.platform_dependent(cpu=draw_if_any, default=draw)
+        drawn_B = _draw(logits, rows, positions)
         return jnp.where(rows.temperature > 0, drawn_B, greedy_B)
 
 

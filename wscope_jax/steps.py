@@ -9,7 +9,6 @@ import numpy as np
 from jaxtyping import Int32
 
 from wscope_jax.cache import InplaceKVCache
-from wscope_jax.errors import WscopeError
 from wscope_jax.programs import ModelPrograms
 from wscope_jax.sampling import Rows
 
@@ -37,7 +36,7 @@ class Steps:
     def __init__(self, programs: ModelPrograms, cache: InplaceKVCache, operands: Rows) -> None:
         self._programs, self._cache, self._operands = programs, cache, operands
         self._ahead: _Step | None = None
-        self._failure: WscopeError | None = None
+        self._failure: Exception | None = None
 
     @property
     def rows_ahead(self) -> tuple[int, ...]:
@@ -57,7 +56,8 @@ class Steps:
             Numbers of the rows, and the tokens of all; NO_TOKEN as in `ModelPrograms.step`.
 
         Raises:
-            WscopeError: see `InplaceKVCache.step`.
+            WscopeError: see `InplaceKVCache.step`; a failure to dispatch the next step comes with the next call.
+            jax.errors.JaxRuntimeError: the step failed on the device.
         """
         if self._failure is not None:
             raise self._failure
@@ -65,7 +65,7 @@ class Steps:
         if may_go_on(now.rows):
             try:
                 self._ahead = self._dispatch(now.tokens)
-            except WscopeError as error:  # the tokens of the step before it are not lost
+            except Exception as error:  # the tokens of the step before it are not lost
                 self._failure = error
         return now.rows, np.asarray(jax.device_get(now.tokens))
 

@@ -31,6 +31,16 @@ void TestHolderKeepsAlive() {
   CHECK(*held == 7 && held.use_count() == 1);
 }
 
+void TestRetired() {
+  Registry<int> registry;
+  const auto item = std::make_shared<int>(7);
+  CHECK(registry.Add(item) == 0 && registry.Add(std::make_shared<int>(8)) == 1);
+  registry.Retire(0);
+  registry.Retire(5);
+  CHECK(item.use_count() == 1 && !registry.Find(0) && registry.Snapshot().size() == 1);
+  CHECK(registry.Add(std::make_shared<int>(9)) == 2);
+}
+
 void TestThreads() {
   Registry<int> registry;
   std::vector<std::thread> threads;
@@ -53,5 +63,6 @@ void TestThreads() {
 int main() {
   wscope::TestLowestFree();
   wscope::TestHolderKeepsAlive();
+  wscope::TestRetired();
   wscope::TestThreads();
 }

@@ -1,6 +1,7 @@
 """The cache in code that does not keep its rules: calls that are missing, rows, layers and arguments that are wrong."""
 
 import dataclasses
+import gc
 import subprocess
 import sys
 import textwrap
@@ -123,24 +124,79 @@ def test_a_step_of_too_few_or_too_many_layers(texts: Texts, layers: tuple[int, .
         texts.cache.step(step)
 
 
-def test_a_step_that_does_not_advance(placing: Texts) -> None:
-    """Its calls are made all the same: while they are, no other cache gets the number that they name."""
+def slow_step(placing: Texts, advance: bool) -> Callable[[Views], tuple[Views, None]]:
+    """A step whose first call comes late, after a second or more."""
     q, key, value = placing.q[:, 0], placing.key[:, 0], placing.value[:, 0]
 
-    @jax.jit
     def step(views: Views) -> tuple[Views, None]:
-        views = views.begin()
-        views = views.put(0, views[0].with_shared(order=slowly(views.shared.order)))
+        order = views.shared.order
+        for _ in range(4):
+            order = slowly(order)
+        views = dataclasses.replace(views, shared=views.shared._replace(order=order)).begin()
         for i in range(2):
             views = views.put(i, attend(q, Entries(key, value), views[i], scale=1.0)[1])
-        return views, None
+        return views.advance() if advance else views, None
 
-    with pytest.raises(UsageError, match=r"a step views\.advance"):
-        placing.cache.step(step)
-    placing.cache.close()
+    return jax.jit(step, donate_argnums=0)
+
+
+def number_of_another() -> int:
+    """Of a cache that is made now; it makes steps, whatever else still runs."""
     other = Texts(1, 320, policy=POLICIES["share_0.5"])
     other.cache.begin_prompt(0, 70)
+    other.write(0, 70)
+    other.cache.end_prompt(0)
+    for _ in range(3):
+        assert other.error(0, other.step()) < 1e-4
     other.cache.close()
+    return other.cache.spec.engine
+
+
+def test_a_step_that_does_not_advance(placing: Texts) -> None:
+    """Its calls are made all the same, and waited for."""
+    number = placing.cache.spec.engine
+    with pytest.raises(UsageError, match=r"a step views\.advance"):
+        placing.cache.step(slow_step(placing, advance=False))
+    placing.cache.close()
+    assert number_of_another() == number
+
+
+def interrupted(texts: Texts) -> None:
+    """A step is dispatched, and its arrays are lost to an interruption."""
+    step = slow_step(texts, advance=True)
+
+    def lose(views: Views) -> tuple[Views, None]:
+        step(views)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        texts.cache.step(lose)
+
+
+@pytest.mark.parametrize("end", ["closed", "collected"])
+def test_nobody_gets_the_number_of_a_step_that_may_still_run(end: str) -> None:
+    lost = Texts(3, 320, num_layers=2, policy=POLICIES["share_0.5"])
+    lost.cache.begin_prompt(0, 70)
+    lost.write(0, 70, (0, 1))
+    lost.cache.end_prompt(0)
+    number = lost.cache.spec.engine
+    interrupted(lost)
+    if end == "closed":
+        lost.cache.close()
+    del lost
+    gc.collect()
+    assert number_of_another() != number
+
+
+def test_a_number_is_free_where_a_step_was_not_dispatched(placing: Texts) -> None:
+    def lose(views: Views) -> tuple[Views, None]:
+        raise KeyboardInterrupt
+
+    number = placing.cache.spec.engine
+    with pytest.raises(KeyboardInterrupt):
+        placing.cache.step(lose)
+    placing.cache.close()
+    assert number_of_another() == number
 
 
 def test_a_program_that_returns_no_views(texts: Texts) -> None:

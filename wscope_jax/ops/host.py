@@ -8,7 +8,7 @@ and the activations that are threaded through as in-place aliases (docs/architec
 import functools
 import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import jax
@@ -77,8 +77,14 @@ def _results(*_: Any, results: tuple[Any, ...], **__: Any) -> list[Any]:
 
 
 def _run(*operands: Array, **static: Any) -> list[Array]:
-    out: list[Array] = jax.jit(functools.partial(_call.bind, **static))(*operands)
+    """Outside of `jit`; the handlers are XLA's, so there is no other way to make a call."""
+    out: list[Array] = _jitted(tuple(static.items()))(*operands)
     return out
+
+
+@functools.cache
+def _jitted(static: tuple[tuple[str, Any], ...]) -> Callable[..., Any]:
+    return jax.jit(functools.partial(_call.bind, **dict(static)))
 
 
 def _lower(

@@ -134,13 +134,7 @@ def streamed_attention(
         flat = Partial(parts.o.reshape(-1, *parts.o.shape[2:]), parts.lse.reshape(-1, q.shape[1]))
         return (merge(so_far, join_blocks(flat, owner_TC.reshape(-1), q.shape[0])), inner), None
 
-    blocks = (group, num_slots, q.shape[1])
-    # `order` is zero, which XLA cannot know: it would make the first values of all layers at once, and keep them.
-    zero = order.astype(jnp.float32)
-    parts = Partial(
-        jnp.broadcast_to(zero, (*blocks, layout.value_dim)),
-        jnp.broadcast_to(zero - jnp.inf, blocks),
-    )
+    parts = _first_partials((group, num_slots, q.shape[1]), layout.value_dim, order)
     start = (empty_partial(q.shape[0], q.shape[1], layout.value_dim), (parts, slots, order))
     turns = (
         jnp.arange(0, num_turns, group, dtype=jnp.int32),
@@ -151,6 +145,16 @@ def streamed_attention(
     else:
         (part, (_, slots, order)), _ = jax.lax.scan(take_group, start, turns)
     return part, slots, order
+
+
+def _first_partials(blocks: tuple[int, ...], value_dim: int, order: Int32[Array, ""]) -> Partial:
+    """Empty partials of blocks, made when the layer comes.
+
+    `order` is zero, which XLA cannot know: it would make those of all layers at once, and keep them.
+    """
+    zero = order.astype(jnp.float32)
+    o = jnp.broadcast_to(zero, (*blocks, value_dim))
+    return Partial(o, jnp.broadcast_to(zero - jnp.inf, blocks))
 
 
 def _most_turns(num_turns: int, turn_bytes: int) -> int:
