@@ -126,7 +126,7 @@ class Regions:
             raise
 
     def close(self) -> None:
-        """Ends all work under way and frees the host memory; may be called twice.
+        """Ends all work under way and frees the memory, the device's too; may be called twice.
 
         In a forked child it does nothing: threads and memory are the parent's.
         """
@@ -139,4 +139,7 @@ class Regions:
             if not order.is_deleted():
                 jax.block_until_ready(order)
         self.dispatcher.close(over=not is_lost)
+        for array in jax.tree.leaves(self.views):  # whoever still refers to the cache
+            if not array.is_deleted():
+                array.delete()
         self.pools.close()

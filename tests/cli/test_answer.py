@@ -1,5 +1,6 @@
 """How answers are printed and written."""
 
+import argparse
 import contextlib
 import io
 import os
@@ -119,6 +120,23 @@ def test_require_writable(tmp_path: Path) -> None:
     for name, about in ((".", "directory"), ("none/x", "no directory")):
         with pytest.raises(UsageError, match=about):
             answer.require_writable(tmp_path / name, "--out")
+
+
+def test_a_result_does_not_take_the_place_of_what_is_read(tmp_path: Path) -> None:
+    model, ids = tmp_path / "model", tmp_path / "ids.npy"
+    model.mkdir()
+    for file in (ids, model / "config.json"):
+        file.touch()
+    (tmp_path / "link").symlink_to(ids)
+    for name, other in (("ids.npy", "tokens"), ("link", "tokens"), ("model/config.json", "model")):
+        out = tmp_path / name
+        named = argparse.Namespace(model=model, tokens=[ids], prompt_file=None, out=out)
+        with pytest.raises(UsageError, match=f"--out {out}: --{other} reads it"):
+            answer.require_not_read(out, "--out", named)
+    for name in ("new", "model/logits.npy", "/dev/null"):
+        out = tmp_path / name
+        named = argparse.Namespace(model=model, tokens=[ids], jsonl_in=Path("/dev/null"), out=out)
+        answer.require_not_read(out, "--out", named)
 
 
 def test_the_truth_about_stderr(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -174,6 +174,7 @@ def interrupted(texts: Texts) -> None:
 
 
 @pytest.mark.parametrize("end", ["closed", "collected"])
+@pytest.mark.usefixtures("placing")  # has the lowest number, which other tests need
 def test_nobody_gets_the_number_of_a_step_that_may_still_run(end: str) -> None:
     lost = Texts(3, 320, num_layers=2, policy=POLICIES["share_0.5"])
     lost.cache.begin_prompt(0, 70)

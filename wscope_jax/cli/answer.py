@@ -1,5 +1,6 @@
 """How an answer leaves the program: streamed rows, a line of JSON, a result file."""
 
+import argparse
 import contextlib
 import json
 import os
@@ -182,6 +183,28 @@ def require_writable(file: Path, option: str) -> None:
         raise UsageError(f"{option} {file}: {error.strerror or error}") from error
     if not is_writable:
         raise UsageError(f"{option} {file}: not writable")
+
+
+def require_not_read(file: Path, option: str, arguments: argparse.Namespace) -> None:
+    """Finds out before any work whether a result would take the place of something that the command reads.
+
+    Raises:
+        UsageError: If another option names this file, or the directory of a checkpoint that it belongs to.
+    """
+    for name, value in vars(arguments).items():
+        for path in value if isinstance(value, list) else [value]:
+            if isinstance(path, Path) and path is not file and _holds(path, file):
+                other = f"--{name.replace('_', '-')}"
+                raise UsageError(f"{option} {file}: {other} reads it; name another file")
+
+
+def _holds(path: Path, file: Path) -> bool:
+    try:
+        if not file.is_file():  # new, or a device
+            return False
+        return path.samefile(file) or path.samefile(file.resolve().parent)
+    except OSError:
+        return False
 
 
 def write_whole(file: Path, write: Callable[[BinaryIO], object]) -> None:

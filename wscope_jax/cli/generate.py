@@ -52,6 +52,7 @@ def _check_outputs(arguments: argparse.Namespace) -> None:
         return
     if str(arguments.jsonl_out) != "-":
         answer.require_writable(arguments.jsonl_out, "--jsonl-out")
+        answer.require_not_read(arguments.jsonl_out, "--jsonl-out", arguments)
     elif arguments.json:
         raise UsageError("--json and --jsonl-out -: both print to stdout; name a file")
 

@@ -145,7 +145,12 @@ def add_sampling(parser: argparse.ArgumentParser) -> None:
         type=float,
         help="drop below X times the likeliest (default 0)",
     )
-    sampling.add_argument("--seed", metavar="N", type=int, help="of all random draws (default 0)")
+    sampling.add_argument(
+        "--seed",
+        metavar="N",
+        type=int,
+        help="of all random draws; rows draw apart, each by its number in the batch (default 0)",
+    )
     sampling.add_argument(
         "--stop",
         metavar="TEXT",

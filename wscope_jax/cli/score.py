@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.logits_out is not None:
         answer.require_writable(arguments.logits_out, "--logits-out")
+        answer.require_not_read(arguments.logits_out, "--logits-out", arguments)
     start.prepare(arguments.threads, quiet=arguments.quiet)
     _require_in_vocabulary(arguments, ids)
     start.require_device()
