@@ -287,6 +287,20 @@ def test_bytes_are_no_ids(eng: Engine) -> None:
             eng.stream(given)  # type: ignore[arg-type]
 
 
+def test_prompts_may_be_an_array(eng: Engine) -> None:
+    how = Sampling(max_new_tokens=3, ignore_eos=True)
+    ids = np.array([PROMPT[:9], PROMPT[9:18]])
+    assert eng.generate(ids, how).tokens == eng.generate(ids.tolist(), how).tokens  # type: ignore[arg-type]
+    for given, about in (
+        (ids[0], "prompt 0 is"),
+        (ids.astype(float), "is no token id"),
+        (ids[:0], "at least one prompt"),
+        (np.array(3), "expected a list of prompts"),
+    ):
+        with pytest.raises(UsageError, match=about):
+            eng.stream(given)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [

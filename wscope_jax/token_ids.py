@@ -19,7 +19,7 @@ def prompt_ids(
     """Ids of each prompt.
 
     Args:
-        prompts: texts, or sequences of ids.
+        prompts: texts, or sequences of ids, or an array [prompts, ids].
         vocab_size: number of ids that the model has.
         tokenizer: for texts.
 
@@ -29,11 +29,13 @@ def prompt_ids(
     if isinstance(prompts, str):
         raise UsageError("prompts: expected a list of prompts, got one text; give [text]")
     given: Any = prompts
-    if isinstance(given, bytes | bytearray) or not isinstance(given, Iterable | None):
+    is_list = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0  # no scalar array
+    if isinstance(given, bytes | bytearray) or not (given is None or is_list):
         raise UsageError(f"prompts: expected a list of prompts, got {prompts!r:.60}")
-    if not prompts:
+    each = [] if given is None else list(given)
+    if not each:
         raise UsageError("prompts: expected at least one prompt, got none")
-    return [_ids(number, prompt, vocab_size, tokenizer) for number, prompt in enumerate(prompts)]
+    return [_ids(number, prompt, vocab_size, tokenizer) for number, prompt in enumerate(each)]
 
 
 def id_array(ids: Any, vocab_size: int) -> npt.NDArray[np.int32]:
