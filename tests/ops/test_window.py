@@ -235,3 +235,18 @@ def test_the_oracle_equals_float64(name: str) -> None:
         np.testing.assert_allclose(got.lse[row], lse, atol=1e-5)
     assert not np.any(np.asarray(got.o[3]))
     assert np.isneginf(got.lse[3]).all()
+
+
+def test_a_write_widens_no_ring() -> None:
+    """XLA:CPU scatters bfloat16 by way of float32, of the whole ring: the program must have no such array."""
+    shape = (8, 48, 2, 16)
+    rings = Rings(jnp.zeros(shape, jnp.bfloat16), jnp.zeros(shape, jnp.bfloat16))
+    entry = Entries(jnp.ones((8, 2, 16), jnp.bfloat16), jnp.ones((8, 2, 16), jnp.bfloat16))
+    prompt = Entries(jnp.ones((64, 2, 16), jnp.bfloat16), jnp.ones((64, 2, 16), jnp.bfloat16))
+    rows = (jnp.zeros(8, jnp.int32), jnp.ones(8, bool))
+    for fn, args in (
+        (append, (entry, *rows)),
+        (fill, (prompt, jnp.int32(3), jnp.int32(0), jnp.int32(40))),
+    ):
+        program = jax.jit(fn, donate_argnums=0).lower(rings, *args).compile()
+        assert "f32[8,48,2,16]" not in program.as_text()

@@ -1,6 +1,7 @@
 """The WINDOW region: rings of the newest entries, on the device."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,23 @@ from wscope_jax.ops import pallas
 from wscope_jax.ops.reference import masked_attention
 from wscope_jax.partial import Partial
 from wscope_jax.views import Rings
+
+
+def _write(put: Callable[[Array, Array], Array], ring: Array, new: Array) -> Array:
+    """`put(ring, new)`, where the ring lies if it is donated.
+
+    To write bfloat16 XLA:CPU widens the whole ring to float32 and narrows it again: 10 to 100 times as long.
+    So there words of the same size are written.
+    """
+    new = new.astype(ring.dtype)
+
+    def in_words(ring: Array, new: Array) -> Array:
+        word = jnp.dtype(f"uint{8 * ring.dtype.itemsize}")
+        words = put(*(jax.lax.bitcast_convert_type(x, word) for x in (ring, new)))
+        return jax.lax.bitcast_convert_type(words, ring.dtype)
+
+    out: Array = jax.lax.platform_dependent(ring, new, cpu=in_words, default=put)
+    return out
 
 
 def append(
@@ -25,12 +43,13 @@ def append(
     at = jnp.where(active, length % capacity, capacity)  # beyond the end: dropped
 
     def put(ring: Array, new: Array) -> Array:
-        return ring.at[rows, at].set(new.astype(ring.dtype), mode="drop")
+        return ring.at[rows, at].set(new, mode="drop")
 
+    key = _write(put, rings.key, entries.key)
     if rings.value is None:
-        return Rings(put(rings.key, entries.key), None)
+        return Rings(key, None)
     assert entries.value is not None
-    return Rings(put(rings.key, entries.key), put(rings.value, entries.value))
+    return Rings(key, _write(put, rings.value, entries.value))
 
 
 def fill(
@@ -48,13 +67,17 @@ def fill(
     source = jnp.clip(entry, 0, entries.key.shape[0] - 1)
 
     def put(ring: Array, new: Array) -> Array:
-        values = jnp.where(is_written, new[source].astype(ring.dtype), 0)
-        return ring.at[row].set(values)
+        out: Array = jax.lax.dynamic_update_index_in_dim(ring, new, row, 0)
+        return out
 
+    def write(ring: Array, new: Array) -> Array:
+        return _write(put, ring, jnp.where(is_written, new[source], 0))
+
+    key = write(rings.key, entries.key)
     if rings.value is None:
-        return Rings(put(rings.key, entries.key), None)
+        return Rings(key, None)
     assert entries.value is not None
-    return Rings(put(rings.key, entries.key), put(rings.value, entries.value))
+    return Rings(key, write(rings.value, entries.value))
 
 
 def oldest_block(
