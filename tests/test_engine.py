@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import types
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +12,7 @@ import psutil
 import pytest
 
 from tests.engines import ALL_POLICIES, CHECKPOINTS, engine, golden
-from wscope_jax import Engine, Sampling, policies
+from wscope_jax import Engine, Sampling, machine, policies
 from wscope_jax.errors import CapacityError, UsageError, WscopeError
 from wscope_jax.programs import ModelPrograms
 
@@ -172,6 +173,17 @@ def test_a_full_host_budget_ends_a_row(eng: Engine) -> None:
     assert stream.result.finish_reason == ["length"]
     assert tokens == free[: len(tokens)]
     assert len(PROMPT) + len(tokens) == 4 * 32 + 32 + 48 + 1
+
+
+def test_windows_beyond_the_machine_are_refused(
+    eng: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU they are host memory, which a named budget does not count."""
+    monkeypatch.setattr(eng._caches, "host_memory", 10**9)
+    assert eng.generate([PROMPT], Sampling(max_new_tokens=2)).tokens
+    monkeypatch.setattr(machine, "memory", lambda: types.SimpleNamespace(budget=10**5))
+    with pytest.raises(CapacityError, match=r"window: the windows of 3 rows take .* 100.0 KB are"):
+        eng.stream([PROMPT] * 3, Sampling(max_new_tokens=2))
 
 
 def test_closing_a_stream_early_keeps_what_there_is(eng: Engine) -> None:
