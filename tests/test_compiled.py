@@ -1,12 +1,14 @@
 """Programs that are compiled ahead, on a thread of their own."""
 
 import os
+import sys
 import threading
 
 import jax
 import jax.numpy as jnp
+import pytest
 
-from wscope_jax.compiled import LEAST_PRIORITY, CompiledPrograms
+from wscope_jax.compiled import LEAST_PRIORITY, SHORT_TURN_S, CompiledPrograms
 
 
 def priority() -> int:
@@ -15,17 +17,21 @@ def priority() -> int:
 
 def test_what_is_compiled_ahead_gives_way_to_steps() -> None:
     programs, before, traced = CompiledPrograms(), priority(), []
+    turn_before = sys.getswitchinterval()
+    assert turn_before > SHORT_TURN_S
 
     def fn(x: jax.Array) -> jax.Array:
-        traced.append((threading.current_thread().name, priority()))
+        traced.append((threading.current_thread().name, priority(), sys.getswitchinterval()))
         return x + 1
 
     programs.prepare("ahead", fn, (jnp.zeros(2),))
     programs.settle()
     assert programs.compiles == {"warmup": 0, "ahead": 1, "stall": 0}
     assert (programs.call("ahead", fn, (jnp.zeros(2),)) == 1).all()
-    ((name, least),) = traced
+    ((name, least, turn_s),) = traced
     assert name.startswith("wscope-compile")
     assert least == LEAST_PRIORITY
+    assert turn_s == pytest.approx(SHORT_TURN_S)
+    programs.close()  # the thread has ended
     assert priority() == before
-    programs.close()
+    assert sys.getswitchinterval() == turn_before

@@ -7,6 +7,7 @@ there is none. What will be needed soon is compiled ahead on a thread of its own
 import contextlib
 import dataclasses
 import os
+import sys
 import threading
 from collections.abc import Callable, Hashable
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,6 +16,7 @@ from typing import Any, Final
 import jax
 
 LEAST_PRIORITY: Final = 19
+SHORT_TURN_S: Final = 0.0005  # that a thread holds Python's lock while another one waits for it
 
 Compiled = Callable[..., Any]
 
@@ -108,13 +110,22 @@ class CompiledPrograms:
                 )
             future: Future[Compiled] = Future()
             try:
-                store.executor.submit(self._compile, key, future, fn, shapes, donate)
+                store.executor.submit(self._compile_ahead, key, future, fn, shapes, donate)
             except (
                 RuntimeError
             ):  # the system refuses the thread: `get` compiles it when it is needed
                 return
             store.futures[key] = future
             self.compiles["ahead"] += 1
+
+    def _compile_ahead(self, *args: Any) -> None:
+        """Compiles while steps go on. Tracing holds Python's lock, and a step waits for it several times."""
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(min(before, SHORT_TURN_S))
+        try:
+            self._compile(*args)
+        finally:
+            sys.setswitchinterval(before)
 
     def _compile(
         self,
