@@ -46,7 +46,6 @@ class Regions:
             slots_per_chunk=slots_per_chunk,
         )
         places = size.uses_host or size.uses_link
-        self._is_lost = False  # a program was dispatched whose arrays nobody has got
         with self._closing_on_error(size):
             self.dispatcher = Dispatcher(self.pools)
             spec = CacheSpec(
@@ -97,20 +96,17 @@ class Regions:
         """
 
         def run() -> tuple[jax.Array, tuple[Views, T]]:
-            self._is_lost = True
             views, out = fn(self.views)
             if not isinstance(views, Views) or views.attended:
                 # Its calls are made all the same, and nobody else could wait for them.
                 with contextlib.suppress(jax.errors.JaxRuntimeError):
                     jax.block_until_ready((views, out))
-                self._is_lost = False
                 raise UsageError(
                     "views: the program must return (views, out), and a step views.advance()"
                 )
             return views.shared.order, (views, out)
 
         self.views, out = self.dispatcher.dispatch(plan, run)
-        self._is_lost = False
         return out
 
     def wait(self) -> None:
@@ -133,10 +129,10 @@ class Regions:
         if forks.is_child():
             return
         order = self.views.shared.order
-        # Its views are gone: it was interrupted when it was dispatched, or failed to start.
-        is_lost = self._is_lost and order.is_deleted()
+        # To a program, an eviction too, that was interrupted when it was dispatched, or failed to start.
+        is_lost = order.is_deleted()
         with contextlib.suppress(jax.errors.JaxRuntimeError):  # a failed step was reported already
-            if not order.is_deleted():
+            if not is_lost:
                 jax.block_until_ready(order)
         self.dispatcher.close(over=not is_lost)
         for array in jax.tree.leaves(self.views):  # whoever still refers to the cache

@@ -5,6 +5,7 @@ import gc
 import subprocess
 import sys
 import textwrap
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,8 @@ import numpy as np
 import pytest
 
 from tests.test_cache import BLOCK, LAYOUT, Texts
-from wscope_jax import Entries, InplaceKVCache, Stream, attend, plan, policies
+from wscope_jax import Entries, InplaceKVCache, Stream, attend, evictions, plan, policies
+from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.errors import CapacityError, UsageError, WscopeError
 from wscope_jax.layout import Region
 from wscope_jax.placement import Occupancy
@@ -187,6 +189,32 @@ def test_nobody_gets_the_number_of_a_step_that_may_still_run(end: str) -> None:
     del lost
     gc.collect()
     assert number_of_another() != number
+
+
+def test_an_eviction_that_is_interrupted_may_still_run(
+    placing: Texts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has taken the order, and nobody has the one that it gives."""
+
+    def lose(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    def decode() -> None:
+        for _ in range(2 * BLOCK):
+            placing.step()
+
+    monkeypatch.setattr(evictions, "dataclasses", types.SimpleNamespace(replace=lose))
+    with pytest.raises(KeyboardInterrupt):
+        decode()
+    close, told = Dispatcher.close, []
+
+    def tell(dispatcher: Dispatcher, *, over: bool = True) -> None:
+        told.append(over)
+        close(dispatcher, over=over)
+
+    monkeypatch.setattr(Dispatcher, "close", tell)
+    placing.cache.close()
+    assert told == [False]
 
 
 def test_a_number_is_free_where_a_step_was_not_dispatched(placing: Texts) -> None:
