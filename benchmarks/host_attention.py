@@ -33,6 +33,13 @@ CASE_NAMES: Final = ("gqa8_d128", "gqa4_d128", "mla16_576", "v4_64_512")
 PR_SET_THP_DISABLE: Final = 41
 
 
+def shape_of(case: Case, storage: str) -> tuple[int, int, int, int, bool, int, str]:
+    """A case as the extension takes it."""
+    layout = case.layout
+    dims = (layout.key_dim, layout.value_dim, layout.value_in_key)
+    return case.num_q_heads, layout.num_kv_heads, *dims, BLOCK, storage
+
+
 class Setup:
     """A pool of some layers with random blocks, all of a case's shape."""
 
@@ -70,40 +77,26 @@ class Setup:
 
     def rows(self, isa: str, clock: int) -> peers.Timed:
         """The same kernel, had the blocks been written in rows: each is packed when it is read."""
-        layout = self.case.layout
         return lambda: (
             1e-9
             * _ffi.measure_rows(
                 self.pool,
                 random.randrange(self.layers),
                 self.table.size,
-                self.case.num_q_heads,
-                layout.num_kv_heads,
-                layout.key_dim,
-                layout.value_dim,
-                layout.value_in_key,
-                BLOCK,
-                self.storage,
+                *shape_of(self.case, self.storage),
                 isa,
             )[clock]
         )
 
     def kernel(self, isa: str, clock: int, prefetch_bytes: int = -1) -> peers.Timed:
         """The kernel of one instruction set over a layer."""
-        layout = self.case.layout
         return lambda: (
             1e-9
             * _ffi.measure_attention(
                 self.pool,
                 random.randrange(self.layers),
                 self.table,
-                self.case.num_q_heads,
-                layout.num_kv_heads,
-                layout.key_dim,
-                layout.value_dim,
-                layout.value_in_key,
-                BLOCK,
-                self.storage,
+                *shape_of(self.case, self.storage),
                 isa,
                 prefetch_bytes,
             )[clock]
@@ -159,16 +152,7 @@ def with_link(setup: Setup, name: str, best: str, quick: bool) -> list[dict[str,
 
 
 def best_isa(case: Case, storage: str) -> str:
-    layout = case.layout
-    return _ffi.isa_of(
-        case.num_q_heads,
-        layout.num_kv_heads,
-        layout.key_dim,
-        layout.value_dim,
-        layout.value_in_key,
-        BLOCK,
-        storage,
-    )
+    return _ffi.isa_of(*shape_of(case, storage))
 
 
 def sample(runs: dict[str, peers.Timed], num_bytes: int, rounds: int) -> dict[str, list[float]]:

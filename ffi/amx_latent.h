@@ -181,20 +181,21 @@ struct LatentPace {
   int scores;     // With each product.
   int softmax;    // With each pair of entries.
   int values;     // With each tile.
-  bool near;      // Tiles of the scores also to the first level, a moment before they are loaded.
+
+  // Tiles of the scores also come to the first level, a moment before they are loaded.
+  bool near() const { return ahead > 0; }
 };
 
 inline LatentPace PaceOf(const HeadShape& shape, const HeadBlocks& blocks) {
-  if (blocks.prefetch_bytes == 0) return {0, 0, 0, 0, false};
+  if (blocks.prefetch_bytes == 0) return {0, 0, 0, 0};
   const int64_t runs = NumRuns(shape);
   if (runs > 1) {
     const int64_t visits = runs * shape.value_dim;
-    return {HeadBytes(shape), 0, 2, static_cast<int>((16 * shape.key_dim + visits - 1) / visits),
-            true};
+    return {HeadBytes(shape), 0, 2, static_cast<int>((16 * shape.key_dim + visits - 1) / visits)};
   }
   // Half of the lines with the scores, an entry's worth with each pair, the others are left.
   const int left = (shape.key_dim / 64 - 1) * 512 / shape.value_dim;
-  return {HeadBytes(shape) / 2, 4, 2, left > 0 ? left : 1, true};
+  return {HeadBytes(shape) / 2, 4, 2, left > 0 ? left : 1};
 }
 
 // One run of heads over one block.
@@ -204,7 +205,7 @@ inline void LatentBlock(const HeadShape& shape, const uint8_t* block, const uint
   const int64_t chunk_bytes = int64_t{shape.key_dim} * kEntryTile * 2;
   const uint8_t* const q = scratch.q + run * RunBytes(shape) + 64;
   float* const o = scratch.o + int64_t{run} * shape.value_dim * kRows;
-  if (pace.near) {
+  if (pace.near()) {
     LatentScores<true>(shape, block, q, pace.scores, scratch.scores, cursor);
   } else {
     LatentScores<false>(shape, block, q, pace.scores, scratch.scores, cursor);

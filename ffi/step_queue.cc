@@ -292,8 +292,7 @@ bool StepQueue::Close(int64_t deadline_ns) {
   }
   if (drained) {  // Whoever holds the queue shall not hold its pools.
     const Lock lock(mutex_);
-    open.swap(open_jobs_);
-    open_jobs_.clear();
+    open_jobs_.clear();  // `open` keeps them until the lock is gone.
   }
   return mover_.Drain(deadline_ns) && drained;
 }

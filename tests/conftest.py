@@ -8,6 +8,10 @@ import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from wscope_jax import Engine
 
 # `-m gpu` chooses the tests that compare a GPU with the CPU.
 os.environ.setdefault(
@@ -37,6 +41,16 @@ if importlib.util.find_spec("beartype") is not None:
         ],
         "beartype.beartype",
     )
+
+
+@pytest.fixture
+def eng() -> "Engine":
+    """The tiny engine, its placed blocks halved between CPU and link."""
+    from tests.engines import ALL_POLICIES, engine
+
+    made = engine()
+    made.policy = ALL_POLICIES["share_0.5"]
+    return made
 
 
 def pytest_configure() -> None:

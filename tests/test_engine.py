@@ -11,19 +11,12 @@ import numpy as np
 import psutil
 import pytest
 
-from tests.engines import ALL_POLICIES, CHECKPOINTS, engine, golden
+from tests.engines import CHECKPOINTS, golden
 from wscope_jax import Engine, Sampling, machine, policies
 from wscope_jax.errors import CapacityError, UsageError, WscopeError
 from wscope_jax.programs import ModelPrograms
 
 PROMPT = list(range(1, 70))
-
-
-@pytest.fixture
-def eng() -> Engine:
-    made = engine()
-    made.policy = ALL_POLICIES["share_0.5"]
-    return made
 
 
 def test_no_compile_stalls_in_600_steps(eng: Engine) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import pytest
 
-from tests.engines import ALL_POLICIES, engine
 from wscope_jax import Engine, Sampling
 from wscope_jax.errors import WscopeError
 from wscope_jax.programs import ModelPrograms
@@ -14,13 +13,6 @@ from wscope_jax.regions import Regions
 
 PROMPT = list(range(1, 70))
 FREE = Sampling(max_new_tokens=30, ignore_eos=True)
-
-
-@pytest.fixture
-def eng() -> Engine:
-    made = engine()
-    made.policy = ALL_POLICIES["share_0.5"]
-    return made
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from tests import processes
-from tests.engines import ALL_POLICIES, CHECKPOINTS, engine
+from tests.engines import ALL_POLICIES, CHECKPOINTS
 from tests.mistakes.commands import TINY, tiny_with, wscope
 from wscope_jax import Engine, InplaceKVCache, Sampling, _ffi, forks
 from wscope_jax.cli import signals
@@ -28,13 +28,6 @@ from wscope_jax.progress import SILENT
 
 PROMPT = list(range(1, 100))
 HOW = Sampling(max_new_tokens=40, ignore_eos=True)
-
-
-@pytest.fixture
-def eng() -> Engine:
-    made = engine()
-    made.policy = ALL_POLICIES["share_0.5"]
-    return made
 
 
 def given_back() -> bool:
