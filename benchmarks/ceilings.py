@@ -71,5 +71,11 @@ class Ceilings:
         pairs = zip(self.samples["cpu_of_both"], self.samples["link_of_both"], strict=True)
         return [cpu + link for cpu, link in pairs]
 
+    def tell(self) -> None:
+        """Prints the medians."""
+        both = statistics.median(self.both())
+        alone = f"CPU {self['cpu']:.1f} GB/s, link {self['link']:.1f} GB/s"
+        print(f"  reading alone: {alone}; both at once {both:.1f} GB/s", flush=True)
+
     def __getitem__(self, name: str) -> float:
         return statistics.median(self.samples[name])

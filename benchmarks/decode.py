@@ -2,8 +2,9 @@
 
 A released configuration at full size with random weights (random routing touches all experts, the worst case). The
 cache is filled with random entries through the real `store`. The ceiling of a step counts the bytes of the placed
-blocks alone, over what CPU and link bring when both are at work, as measured in the same run; with one of them, over
-its own.
+blocks alone, over what CPU and link bring when both are at work, as measured before and after each policy's steps; with
+one of them, over its own. `write_scope` is settled first, as a second call is by the first one: a cache's steps are fed
+back, and the share that they ask for places the blocks of a fresh cache.
 
 The GPU's memory is the peak of the run less the weights and a run without a cache (gpu_memory.py). JAX's peak cannot be
 set back, so the figure is told for the first policy alone. Host memory is printed before
@@ -17,7 +18,8 @@ import os
 import statistics
 import time
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from contextlib import contextmanager
+from typing import Any
 
 import gpu_memory
 import jax
@@ -29,25 +31,18 @@ from filled import TELL_S, fill, phases, placed_bytes
 
 from wscope_jax import Engine, Sampling, configurations, models, policies
 from wscope_jax.layout import Region
-from wscope_jax.policies import Policy
+from wscope_jax.policies import Policy, WriteScope
 from wscope_jax.sampling import Rows, row_operands
 from wscope_jax.steps import Steps
 
-PROBE_BYTES = 512 << 20  # that each reader goes through for the ceilings
+READ_BYTES = 2 << 30  # that the workers go through for the ceilings, several times what caches hold
+LINK_BYTES = 512 << 20
 SMALL = {  # with --quick, those of them that the family's configurations have
     "hidden_size": 256,
     "dense_size": 256,
     "expert_size": 128,
     "num_experts": 8,
 }
-
-
-class Rates(NamedTuple):
-    """Bytes a second."""
-
-    cpu: float
-    link: float
-    both: float
 
 
 def arguments() -> argparse.Namespace:
@@ -60,6 +55,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=8192, help="tokens of a row")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
+    parser.add_argument("--shares", default="", help="a list of fixed shares to run too")
+    parser.add_argument(
+        "--settle", type=int, default=1, help="caches whose steps are fed back first (default: 1)"
+    )
     args = parser.parse_args()
     if args.quick:
         args.batch, args.context, args.steps = 2, 1024, 20
@@ -107,7 +106,7 @@ class Bench:
         self.eng = open_engine(args)
         gpu_memory.print_host("with the weights in place")
         self.rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
-        self.rates = bandwidths()
+        self.ceilings = Ceilings(READ_BYTES, LINK_BYTES)
         self.account = gpu_memory.Account(self.eng, self.rows, args.batch)
         self.case = f"{args.model}_b{args.batch}_{args.context}"
 
@@ -126,50 +125,77 @@ class Bench:
             raise SystemExit(f"decode: {plan.why}; take fewer layers with --layers N")
         return plan
 
-    def measure(self, policy: Policy) -> list[dict[str, Any]]:
-        """Rows of a policy: its steps, and what its cache takes of the GPU's memory."""
-        args, programs = self.args, self.eng._programs
-        max_len = args.context + 2 * args.steps + 2 * self.eng.window
+    @contextmanager
+    def cache(self, policy: Policy) -> Iterator[tuple[Any, Any]]:
+        """A filled cache, its step compiled, and the plan of its memory."""
+        args, eng = self.args, self.eng
+        max_len = args.context + 2 * args.steps + 2 * eng.window
         plan = self.plan(policy, max_len)
-        with self.eng._caches.make(args.batch, max_len, policy) as cache:
+        with eng._caches.make(args.batch, max_len, policy) as cache:
             began = time.perf_counter()
             fill(cache, args.context)
-            filled_s = time.perf_counter() - began
+            filled_s, began = time.perf_counter() - began, time.perf_counter()
+            eng._programs.compile_step(cache, self.rows)
+            compiled_s = time.perf_counter() - began
+            words = f"filled in {filled_s:.1f} s, compiled in {compiled_s:.1f} s"
+            print(f"  {words}, r = {cache.cpu_share():.3f}", flush=True)
+            yield cache, plan
+
+    def settle(self, policy: Policy) -> Policy:
+        """The policy after the steps of a cache that it placed."""
+        with self.cache(policy) as (cache, _):
+            before = cache.cpu_share()
+            seconds = list(steps(self.eng, cache, self.rows, self.args.steps))
+            found, after = cache.policy, cache.cpu_share()
+        print(
+            f"  settling: a cache with r = {before:.3f}, {1e3 * statistics.median(seconds):.1f} ms a step, asks for "
+            f"r = {after:.3f}",
+            flush=True,
+        )
+        return found
+
+    def measure(self, name: str, policy: Policy) -> list[dict[str, Any]]:
+        """Rows of a policy: its steps, and what its cache takes of the GPU's memory."""
+        self.ceilings.clear()
+        self.sample()
+        with self.cache(policy) as (cache, plan):
             gpu_memory.print_host("with the cache filled")
             timings = watch(cache)
-            began = time.perf_counter()
-            programs.compile_step(cache, self.rows)
-            compiled_s = time.perf_counter() - began
-            program = programs._step_program(cache, jnp.zeros(args.batch, jnp.int32), self.rows)
-            alive = self.account.alive(cache, program)
-            print(
-                f"  filled in {filled_s:.1f} s, compiled in {compiled_s:.1f} s, r = {cache.cpu_share():.3f}",
-                flush=True,
+            ids = jnp.zeros(self.args.batch, jnp.int32)
+            alive = self.account.alive(
+                cache, self.eng._programs._step_program(cache, ids, self.rows)
             )
-            seconds = list(steps(self.eng, cache, self.rows, args.steps))
+            seconds = list(steps(self.eng, cache, self.rows, self.args.steps))
             placed = placed_bytes(cache)
             # Peaks cannot be set back: those of later policies would be the first one's.
-            is_first = policy.name == args.policies.split(",")[0]
+            is_first = name == self.args.policies.split(",")[0]
             account = self.account
-            held = account.row(self.case, policy.name, alive, plan.footprint) if is_first else []
-        return [self.row(policy.name, seconds, placed, timings[len(timings) // 2 :]), *held]
+            held = account.row(self.case, name, alive, plan.footprint) if is_first else []
+        self.sample()
+        return [self.row(name, seconds, placed, timings[len(timings) // 2 :]), *held]
+
+    def sample(self) -> None:
+        """Samples the ceilings a few times."""
+        for _ in range(3):
+            self.ceilings.sample(0.1)
 
     def row(
         self, name: str, seconds: list[float], placed: dict[Region, int], timings: list[Any]
     ) -> dict[str, Any]:
         """The row of a policy's steps, but for the first ones."""
         host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
-        rates = self.rates
-        readers = {"gpu_only": rates.link, "cpu_only": rates.cpu, "resident": 0.0}
-        reader = readers.get(name, rates.both)
+        ceil = self.ceilings
+        readers = {"gpu_only": ceil["link"], "cpu_only": ceil["cpu"], "resident": 0.0}
+        reader = GB * readers.get(name, statistics.median(ceil.both()))
         ceiling = (host + pinned) / reader if reader else 0.0
         samples = [1e3 * s for s in seconds[len(seconds) // 3 :]]
         words = ", ".join(f"{phase} {ms:.2f} ms" for phase, ms in phases(timings).items())
         rate = self.args.batch / statistics.median(samples) * 1e3
         print(
-            f"  {rate:.1f} tokens/s; UNPINNED {host / GB:.2f} GB, PINNED {pinned / GB:.2f} GB; a step: {words}",
+            f"  {name}: {rate:.1f} tokens/s; UNPINNED {host / GB:.2f} GB, PINNED {pinned / GB:.2f} GB; a step: {words}",
             flush=True,
         )
+        ceil.tell()
         return record.row(self.case, f"wscope/{name}", samples, "ms", 1e3 * ceiling)
 
 
@@ -187,27 +213,17 @@ def steps(eng: Engine, cache: Any, rows: Rows, count: int) -> Iterator[float]:
         yield seconds
 
 
-def bandwidths() -> Rates:
-    """What CPU and link give alone and at once, over memory that is given back."""
-    ceilings = Ceilings(PROBE_BYTES, PROBE_BYTES)
-    for _ in range(5):
-        ceilings.sample(0.1)
-    ceilings.close()
-    cpu, link, both = ceilings["cpu"], ceilings["link"], statistics.median(ceilings.both())
-    print(
-        f"CPU reads {cpu:.1f} GB/s, the link brings {link:.1f} GB/s, both at once {both:.1f} GB/s",
-        flush=True,
-    )
-    return Rates(GB * cpu, GB * link, GB * both)
-
-
 def main() -> None:
     args = arguments()
     with record.kept(args.json) as rows:
         bench = Bench(args)
         for name in args.policies.split(","):
             policy = bench.eng.policy if name == "write_scope" else policies.choose(name)
-            rows += bench.measure(policy)
+            for _ in range(args.settle if name == "write_scope" else 0):
+                policy = bench.settle(policy)
+            rows += bench.measure(name, policy)
+        for share in filter(None, args.shares.split(",")):
+            rows += bench.measure(f"share_{share}", WriteScope(share=float(share)))
         bench.eng.close()
 
 

@@ -20,8 +20,8 @@ import time
 from typing import Any, NamedTuple
 
 import record
-from ceilings import GB
-from decode import bandwidths, open_engine, steps
+from ceilings import GB, Ceilings
+from decode import LINK_BYTES, READ_BYTES, open_engine, steps
 from filled import fill, placed_bytes
 
 from wscope_jax import Engine, Sampling
@@ -137,7 +137,11 @@ def tell(found: list[Round]) -> dict[str, float]:
 
 def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
     """Rows: quiet steps beside what both readers give, steps that evict and all steps beside quiet ones."""
-    rates = bandwidths()
+    ceilings = Ceilings(READ_BYTES, LINK_BYTES)
+    for _ in range(5):
+        ceilings.sample(0.1)
+    ceilings.close()
+    ceilings.tell()
     rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
     count = args.window * (args.rounds + 1)
     share = eng.policy.cpu_share(args.batch * (args.context + count // 2))
@@ -166,7 +170,7 @@ def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
     if not found:
         raise SystemExit("evictions: no round had steps with evictions and steps without")
     added = tell(found)
-    middle = 1e3 * (placed + final) / 2 / rates.both
+    middle = 1e3 * (placed + final) / 2 / GB / statistics.median(ceilings.both())
     case = f"{args.model}_b{args.batch}_{args.context}"
     names = ("quiet", "evicting", "all")
     samples = {name: [getattr(r, name) for r in found] for name in names}

@@ -285,9 +285,7 @@ def main() -> None:
         ceilings = Ceilings(size, size)
         for _ in range(3):
             ceilings.sample(0.1)
-        print(
-            f"alone: CPU {ceilings['cpu']:.1f} GB/s, link {ceilings['link']:.1f} GB/s", flush=True
-        )
+        ceilings.tell()
         bench = LoadBench(args, ceilings)
         bench.settle()
         for kind in args.loads.split(","):

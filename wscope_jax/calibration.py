@@ -1,5 +1,9 @@
 """First values of the roofline model, measured: with the real kernel and the real workers."""
 
+import logging
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Final
 
 import jax.numpy as jnp
@@ -8,15 +12,20 @@ from wscope_jax import _ffi, devices
 from wscope_jax.layout import EntryLayout
 from wscope_jax.roofline import LEAST_COST_S, Roofline
 
+log = logging.getLogger(__name__)
+
 MEASURED_BYTES: Final = 64 << 20  # of the larger size: milliseconds of memory's own speed
+COPY_BYTES: Final = 32 << 20  # of one copy that keeps the link busy meanwhile
+NUM_COPIES: Final = 8  # from memory of their own: a cache would give what it holds faster
+COPYING_S: Final = 0.05  # between two looks at whether that is still needed
 
 
 def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -> Roofline:
     """Costs of one layer's entries on this machine, now.
 
-    A and C_CPU are the slope and the rest of two runs of different size, over huge pages that no cache holds. B is
-    that of a copy, over the link where there is a GPU; what the device's own part of attention adds to it shows in the
-    first steps, which `Roofline.observe` follows.
+    A and C_CPU are the slope and the rest of two runs of different size, over huge pages that no cache holds, while the
+    link is busy: in a step both read the same memory. B is that of a copy, over the link where there is a GPU; what the
+    device's own part of attention adds to it shows in the first steps, which `Roofline.observe` follows.
 
     Args:
         layout: what an entry stores.
@@ -40,9 +49,10 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
             num_blocks,
         )
 
-    short, long = kernel_s(few), kernel_s(many)
-    slope = max((long - short) / ((many - few) * window), LEAST_COST_S)
     number = devices.cuda_number()
+    with _busy_link(number):
+        short, long = kernel_s(few), kernel_s(many)
+    slope = max((long - short) / ((many - few) * window), LEAST_COST_S)
     copy_ns = (
         _ffi.time_copy(MEASURED_BYTES) if number is None else _ffi.time_load(number, MEASURED_BYTES)
     )
@@ -52,3 +62,35 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
         link_s_per_entry=max(copied, LEAST_COST_S),
         cpu_fixed_s=max(0.0, short - slope * few * window),
     )
+
+
+@contextmanager
+def _busy_link(device: int | None) -> Iterator[None]:
+    """Keeps the link to a CUDA device busy; without one nothing is."""
+    if device is None:
+        yield
+        return
+    isa, ended = _ffi.isas()[-1], threading.Event()
+    pool = _ffi.Pool(1, NUM_COPIES, COPY_BYTES, device)
+    try:
+        pool.commit(NUM_COPIES)
+    except MemoryError as error:  # where nothing can be pinned, nothing will stream either
+        log.debug("calibration: the link stays idle: %s", error)
+        yield
+        return
+
+    def copy() -> None:
+        try:
+            while not ended.is_set():
+                _ffi.measure_streams(None, pool, COPY_BYTES, COPYING_S, isa, device)
+        except RuntimeError as error:
+            log.debug("calibration: the link stays idle: %s", error)
+
+    thread = threading.Thread(target=copy, name="wscope-calibration")
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        pool.close()
