@@ -59,11 +59,19 @@ class Ceilings:
         rates = _ffi.measure_streams(None, pool, chunk_bytes, seconds, self._isa, self._device)
         return rates[1] / GB
 
+    def at_once(
+        self, seconds: float, read: _ffi.Pool | None = None, link: _ffi.Pool | None = None
+    ) -> tuple[float, float]:
+        """GB/s of the workers and of the link at the same time, out of these or the memory made for that."""
+        rates = _ffi.measure_streams(
+            read or self._read, link or self._link, CHUNK, seconds, self._isa, self._device
+        )
+        return rates[0] / GB, rates[1] / GB
+
     def sample(self, seconds: float) -> None:
         """Samples CPU and link, each alone and both at once, for `seconds` each."""
         alone = (self.cpu_alone(seconds), self.link_alone(seconds))
-        both = _ffi.measure_streams(self._read, self._link, CHUNK, seconds, self._isa, self._device)
-        for name, value in zip(NAMES, (*alone, both[0] / GB, both[1] / GB), strict=True):
+        for name, value in zip(NAMES, (*alone, *self.at_once(seconds)), strict=True):
             self.samples[name].append(value)
 
     def both(self) -> list[float]:

@@ -3,11 +3,11 @@
 A released configuration at full size with random weights (random routing touches all experts, the worst case). The
 cache is filled with random entries through the real `store`. The ceiling of a step counts the bytes of the placed
 blocks alone, over what CPU and link bring when both are at work, as measured before and after each policy's steps; with
-one of them, over its own. `write_scope` is settled first, as a second call is by the first one: a cache's steps are fed
-back, and the share that they ask for places the blocks of a fresh cache.
+one of them, over its own. `write_scope` is settled first, as a call is by those before it: a cache's steps are fed
+back, and the share that they ask for places the blocks of a fresh cache; twice, and once for each further context.
 
 The GPU's memory is the peak of the run less the weights and a run without a cache (gpu_memory.py). JAX's peak cannot be
-set back, so the figure is told for the first policy alone. Host memory is printed before
+set back, so the figure is told for the first policy of the first context alone. Host memory is printed before
 anything is filled: 32 rows of 32,768 tokens of Qwen3-30B-A3B are 2.2 GB a layer, 105 GB in all 48. Where a machine has
 less, --layers N takes the first N layers.
 """
@@ -52,16 +52,13 @@ def arguments() -> argparse.Namespace:
         "--layers", type=int, help="fewer layers than the configuration has, to fit host memory"
     )
     parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--context", type=int, default=8192, help="tokens of a row")
+    parser.add_argument("--context", default="8192", help="tokens of a row, a list")
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
     parser.add_argument("--shares", default="", help="a list of fixed shares to run too")
-    parser.add_argument(
-        "--settle", type=int, default=1, help="caches whose steps are fed back first (default: 1)"
-    )
     args = parser.parse_args()
     if args.quick:
-        args.batch, args.context, args.steps = 2, 1024, 20
+        args.batch, args.context, args.steps = 2, "1024", 20
     return args
 
 
@@ -99,7 +96,7 @@ def watch(cache: Any) -> list[Any]:
 
 
 class Bench:
-    """One engine, batch and context."""
+    """One engine and batch; the settled policy is handed on to the next context."""
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
@@ -108,7 +105,9 @@ class Bench:
         self.rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
         self.ceilings = Ceilings(READ_BYTES, LINK_BYTES)
         self.account = gpu_memory.Account(self.eng, self.rows, args.batch)
-        self.case = f"{args.model}_b{args.batch}_{args.context}"
+        self.write_scope = self.eng.policy
+        self.is_settled = self.is_counted = False
+        self.context = 0
 
     def plan(self, policy: Policy, max_len: int) -> Any:
         """What the cache will take; ends the program where that does not fit."""
@@ -129,11 +128,11 @@ class Bench:
     def cache(self, policy: Policy) -> Iterator[tuple[Any, Any]]:
         """A filled cache, its step compiled, and the plan of its memory."""
         args, eng = self.args, self.eng
-        max_len = args.context + 2 * args.steps + 2 * eng.window
+        max_len = self.context + 2 * args.steps + 2 * eng.window
         plan = self.plan(policy, max_len)
         with eng._caches.make(args.batch, max_len, policy) as cache:
             began = time.perf_counter()
-            fill(cache, args.context)
+            fill(cache, self.context)
             filled_s, began = time.perf_counter() - began, time.perf_counter()
             eng._programs.compile_step(cache, self.rows)
             compiled_s = time.perf_counter() - began
@@ -141,18 +140,19 @@ class Bench:
             print(f"  {words}, r = {cache.cpu_share():.3f}", flush=True)
             yield cache, plan
 
-    def settle(self, policy: Policy) -> Policy:
-        """The policy after the steps of a cache that it placed."""
-        with self.cache(policy) as (cache, _):
-            before = cache.cpu_share()
-            seconds = list(steps(self.eng, cache, self.rows, self.args.steps))
-            found, after = cache.policy, cache.cpu_share()
-        print(
-            f"  settling: a cache with r = {before:.3f}, {1e3 * statistics.median(seconds):.1f} ms a step, asks for "
-            f"r = {after:.3f}",
-            flush=True,
-        )
-        return found
+    def settle(self) -> None:
+        """Lets feedback find the share, on a cache that has the share found before."""
+        for _ in range(1 if self.is_settled else 2):
+            with self.cache(self.write_scope) as (cache, _):
+                before = cache.cpu_share()
+                seconds = list(steps(self.eng, cache, self.rows, self.args.steps))
+                self.write_scope, after = cache.policy, cache.cpu_share()
+            print(
+                f"  settling: a cache with r = {before:.3f}, {1e3 * statistics.median(seconds):.1f} ms a step, asks "
+                f"for r = {after:.3f}",
+                flush=True,
+            )
+        self.is_settled = True
 
     def measure(self, name: str, policy: Policy) -> list[dict[str, Any]]:
         """Rows of a policy: its steps, and what its cache takes of the GPU's memory."""
@@ -167,17 +167,34 @@ class Bench:
             )
             seconds = list(steps(self.eng, cache, self.rows, self.args.steps))
             placed = placed_bytes(cache)
-            # Peaks cannot be set back: those of later policies would be the first one's.
-            is_first = name == self.args.policies.split(",")[0]
-            account = self.account
-            held = account.row(self.case, name, alive, plan.footprint) if is_first else []
+            held = []
+            if not self.is_counted:  # peaks cannot be set back: later ones would be the first one's
+                held = self.account.row(self.case(), name, alive, plan.footprint)
+                self.is_counted = True
         self.sample()
         return [self.row(name, seconds, placed, timings[len(timings) // 2 :]), *held]
+
+    def case(self) -> str:
+        """What the rows are called."""
+        return f"{self.args.model}_b{self.args.batch}_{self.context}"
 
     def sample(self) -> None:
         """Samples the ceilings a few times."""
         for _ in range(3):
             self.ceilings.sample(0.1)
+
+    def run(self, context: int) -> list[dict[str, Any]]:
+        """All rows of one context."""
+        self.context = context
+        rows: list[dict[str, Any]] = []
+        for name in filter(None, self.args.policies.split(",")):
+            if name == "write_scope":
+                self.settle()
+            chosen = self.write_scope if name == "write_scope" else policies.choose(name)
+            rows += self.measure(name, chosen)
+        for share in filter(None, self.args.shares.split(",")):
+            rows += self.measure(f"share_{share}", WriteScope(share=float(share)))
+        return rows
 
     def row(
         self, name: str, seconds: list[float], placed: dict[Region, int], timings: list[Any]
@@ -196,7 +213,7 @@ class Bench:
             flush=True,
         )
         ceil.tell()
-        return record.row(self.case, f"wscope/{name}", samples, "ms", 1e3 * ceiling)
+        return record.row(self.case(), f"wscope/{name}", samples, "ms", 1e3 * ceiling)
 
 
 def steps(eng: Engine, cache: Any, rows: Rows, count: int) -> Iterator[float]:
@@ -215,15 +232,11 @@ def steps(eng: Engine, cache: Any, rows: Rows, count: int) -> Iterator[float]:
 
 def main() -> None:
     args = arguments()
+    contexts = [int(context) for context in args.context.split(",")]
     with record.kept(args.json) as rows:
         bench = Bench(args)
-        for name in args.policies.split(","):
-            policy = bench.eng.policy if name == "write_scope" else policies.choose(name)
-            for _ in range(args.settle if name == "write_scope" else 0):
-                policy = bench.settle(policy)
-            rows += bench.measure(name, policy)
-        for share in filter(None, args.shares.split(",")):
-            rows += bench.measure(f"share_{share}", WriteScope(share=float(share)))
+        for context in contexts:
+            rows += bench.run(context)
         bench.eng.close()
 
 

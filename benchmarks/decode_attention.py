@@ -5,12 +5,14 @@ bytes of the placed blocks over the time of a step, of a few dispatched one behi
 same run, between the steps: the workers reading, the link copying chunks of 32 MiB, and both at once, over memory of
 their own. What `write_scope` gains over another policy has the ceiling that the paper's comparison has, both readers
 over one; a policy below its own ceiling flatters it, so the rates are what to read. `write_scope` is settled first: its
-share is fed back over some steps and applied to a fresh cache, twice.
+share is fed back over some steps and applied to a fresh cache, twice. The caches of all policies of a context are open
+at once and run in turns, so that what others do on the machine meets them alike.
 """
 
 import argparse
 import statistics
 import time
+from contextlib import ExitStack
 from typing import Any, Final
 
 import record
@@ -21,12 +23,14 @@ from tests.cases import CASES
 from wscope_jax import calibration, policies
 from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.layout import Region
+from wscope_jax.placement import HOST_REGIONS
 from wscope_jax.policies import Policy, WriteScope
 
 GROUP: Final = 4  # steps dispatched one behind the other
 LEAST_LAYERS: Final = 4
 WINDOW: Final = 256
 SETTLE_STEPS: Final = 40
+ROUNDS: Final = 6
 
 Rows = list[dict[str, Any]]
 
@@ -37,7 +41,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--context", default="8192,16384,32768", help="tokens of a row, a list")
     parser.add_argument("--layers", type=int, default=8, help=f"fewer, but {LEAST_LAYERS}, if long")
-    parser.add_argument("--gigabytes", type=float, default=6, help="of a cache, about")
+    parser.add_argument("--gigabytes", type=float, default=6, help="of each cache, about")
     parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
     parser.add_argument("--share", type=float, help="of the CPU in write_scope, instead of its own")
     parser.add_argument("--shares", default="", help="a list of fixed shares to run too")
@@ -100,21 +104,33 @@ class Bench:
             print(f"  settling: a cache with r = {before:.3f} asks for r = {after:.3f}")
         self.is_settled = True
 
-    def measure(self, name: str, policy: Policy) -> None:
-        """GB/s of groups of steps, with the ceilings sampled in between."""
-        rounds, step_s = 3, []
-        with self.setup(policy) as setup:
-            placed = placed_bytes(setup.cache)
-            host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
-            single = 1e3 * min(setup.run(1) for _ in range(3))
-            groups = max(2, round(self.args.seconds / rounds / (GROUP * setup.run(GROUP))))
-            setup.timings.clear()
-            for _ in range(rounds):
+    def measure(self, chosen: dict[str, Policy]) -> None:
+        """GB/s of groups of steps of each policy, in turns, with the ceilings sampled in between."""
+        with ExitStack() as stack:
+            setups = {
+                name: stack.enter_context(self.setup(policy)) for name, policy in chosen.items()
+            }
+            single = {name: min(one.run(1) for _ in range(3)) for name, one in setups.items()}
+            groups = {
+                name: max(2, round(self.args.seconds / ROUNDS / (GROUP * one.run(GROUP))))
+                for name, one in setups.items()
+            }
+            step_s: dict[str, list[float]] = {name: [] for name in setups}
+            for setup in setups.values():
+                setup.timings.clear()
+            for _ in range(ROUNDS):
                 self.sample()
-                step_s += [setup.run(GROUP) for _ in range(min(groups, 40))]
-            found = phases(setup.timings)
-            own = self.own_pages(setup)
-        self.sample()
+                for name, setup in setups.items():
+                    step_s[name] += [setup.run(GROUP) for _ in range(min(groups[name], 40))]
+            self.sample()
+            for name, setup in setups.items():
+                self.tell(name, setup, step_s[name], single[name])
+
+    def tell(self, name: str, setup: Setup, step_s: list[float], single_s: float) -> None:
+        """Keeps what a policy's steps gave, and prints it."""
+        placed = placed_bytes(setup.cache)
+        host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
+        found = phases(setup.timings)
         self.rates[name] = [(host + pinned) / s / GB for s in step_s]
         self.facts[name] = {"r": host / (host + pinned), "layers": self.layers, "phases_ms": found}
         busy = [
@@ -126,20 +142,24 @@ class Bench:
         print(
             f"  {name}: r {host / (host + pinned):.3f}, UNPINNED {host / GB:.2f} GB, PINNED {pinned / GB:.2f} GB; "
             f"filled in {setup.filled_s:.1f} s, compiled in {setup.compiled_s:.1f} s\n"
-            f"    a step, ms: {1e3 * statistics.median(step_s):.2f} in a row, {single:.2f} alone; {words}\n"
-            f"    while busy: {', '.join(busy)}; reading its own pages, alone: {own}"
+            f"    a step, ms: {1e3 * statistics.median(step_s):.2f} in a row, {1e3 * single_s:.2f} alone; {words}\n"
+            f"    while busy: {', '.join(busy)}; reading its own pages: {self.own_pages(setup)}",
+            flush=True,
         )
 
     def own_pages(self, setup: Setup) -> str:
         """What the cache's own memory gives, in words: pages differ from one allocation to the next."""
-        pools, found = setup.cache._pools, []
-        for region, alone in (
-            (Region.UNPINNED, self.ceilings.cpu_alone),
-            (Region.PINNED, self.ceilings.link_alone),
-        ):
-            if placed_bytes(setup.cache)[region]:
-                found.append(f"{region} {alone(0.1, pool=pools.pool(region)):.1f} GB/s")
-        return ", ".join(found)
+        ceil, placed = self.ceilings, placed_bytes(setup.cache)
+        pools = {r: setup.cache._pools.pool(r) for r in HOST_REGIONS if placed[r]}
+        read, link = pools.get(Region.UNPINNED), pools.get(Region.PINNED)
+        found = []
+        if read:
+            found.append(f"UNPINNED {ceil.cpu_alone(0.1, pool=read):.1f}")
+        if link:
+            found.append(f"PINNED {ceil.link_alone(0.1, pool=link):.1f}")
+        if read and link:
+            found.append(f"at once {sum(ceil.at_once(0.1, read, link)):.1f}")
+        return ", ".join(found) + " GB/s"
 
     def median(self, name: str) -> float:
         """GB/s of a policy."""
@@ -158,12 +178,14 @@ class Bench:
         self.rates = {}
         self.ceilings.clear()
         print(f"{args.case}, batch {args.batch}, context {context}, {self.layers} layers")
+        chosen: dict[str, Policy] = {}
         for name in filter(None, args.policies.split(",")):
             if name == "write_scope":
                 self.settle()
-            self.measure(name, self.write_scope if name == "write_scope" else policies.choose(name))
+            chosen[name] = self.write_scope if name == "write_scope" else policies.choose(name)
         for share in filter(None, args.shares.split(",")):
-            self.measure(f"share_{share}", WriteScope(share=float(share)))
+            chosen[f"share_{share}"] = WriteScope(share=float(share))
+        self.measure(chosen)
         return self.rows()
 
     def rows(self) -> Rows:
@@ -191,6 +213,10 @@ class Bench:
                 gain = self.median("write_scope") / self.median(name)
                 label = f"wscope/write_scope:{name}"
                 rows.append(record.row(case, label, [gain], "x", both / limit))
+        fixed = [self.median(name) for name in self.rates if name.startswith("share_")]
+        if fixed and "write_scope" in self.rates:
+            found = self.median("write_scope") / max(fixed)
+            rows.append(record.row(case, "wscope/write_scope:best share", [found], "x", 1.0))
         return rows
 
 

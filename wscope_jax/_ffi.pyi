@@ -351,7 +351,7 @@ def time_attention(
 ) -> float:
     """Nanoseconds of one host job over `num_blocks` blocks of one row, on the real workers.
 
-    The median of three after a first one, over memory of its own that no cache holds. Releases the GIL.
+    The median of a few after a first one, over memory of its own that no cache holds. Releases the GIL.
 
     Args:
         num_q_heads: query heads, a multiple of num_kv_heads.
@@ -377,7 +377,7 @@ def time_load(device: int, num_bytes: int) -> float:
     """
 
 def time_copy(num_bytes: int) -> float:
-    """Nanoseconds of one copy of that size, from memory to memory, by the calling thread: the median of three.
+    """Nanoseconds of one copy of that size, from memory to memory, by the calling thread: the median of a few.
 
     Raises:
         ValueError: num_bytes is below 1.

@@ -14,7 +14,8 @@ from wscope_jax.roofline import LEAST_COST_S, Roofline
 
 log = logging.getLogger(__name__)
 
-MEASURED_BYTES: Final = 64 << 20  # of the larger size: milliseconds of memory's own speed
+READ_BYTES: Final = 256 << 20  # of the larger run: about what the CPU reads of a layer in a step
+COPIED_BYTES: Final = 64 << 20
 COPY_BYTES: Final = 32 << 20  # of one copy that keeps the link busy meanwhile
 NUM_COPIES: Final = 8  # from memory of their own: a cache would give what it holds faster
 COPYING_S: Final = 0.05  # between two looks at whether that is still needed
@@ -34,8 +35,8 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
         dtype: storage of entries.
     """
     entry_bytes = layout.entry_bytes(jnp.dtype(dtype).itemsize)
-    few = max(1, MEASURED_BYTES // (8 * entry_bytes * window))
-    many = max(2, MEASURED_BYTES // (entry_bytes * window))
+    few = max(1, READ_BYTES // (8 * entry_bytes * window))
+    many = max(2, READ_BYTES // (entry_bytes * window))
 
     def kernel_s(num_blocks: int) -> float:
         return 1e-9 * _ffi.time_attention(
@@ -54,9 +55,9 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
         short, long = kernel_s(few), kernel_s(many)
     slope = max((long - short) / ((many - few) * window), LEAST_COST_S)
     copy_ns = (
-        _ffi.time_copy(MEASURED_BYTES) if number is None else _ffi.time_load(number, MEASURED_BYTES)
+        _ffi.time_copy(COPIED_BYTES) if number is None else _ffi.time_load(number, COPIED_BYTES)
     )
-    copied = 1e-9 * copy_ns * entry_bytes / MEASURED_BYTES
+    copied = 1e-9 * copy_ns * entry_bytes / COPIED_BYTES
     return Roofline(
         cpu_s_per_entry=slope,
         link_s_per_entry=max(copied, LEAST_COST_S),
