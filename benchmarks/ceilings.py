@@ -52,11 +52,20 @@ class Ceilings:
         return _ffi.measure_streams(pool, None, SLOT, seconds, self._isa)[0] / GB
 
     def link_alone(
-        self, seconds: float, chunk_bytes: int = CHUNK, pool: _ffi.Pool | None = None
+        self,
+        seconds: float,
+        chunk_bytes: int = CHUNK,
+        pool: _ffi.Pool | None = None,
+        rate: float | None = None,
     ) -> float:
-        """GB/s of copies of that size out of `pool`, or the memory made for that, back to back."""
+        """GB/s of copies of that size out of `pool`, or the memory made for that.
+
+        They are made back to back, or one at a time and no faster than `rate` bytes a second.
+        """
         pool = pool or self._link
-        rates = _ffi.measure_streams(None, pool, chunk_bytes, seconds, self._isa, self._device)
+        rates = _ffi.measure_streams(
+            None, pool, chunk_bytes, seconds, self._isa, self._device, rate
+        )
         return rates[1] / GB
 
     def at_once(

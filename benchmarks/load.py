@@ -4,8 +4,8 @@ Steps that only attend, `write_scope` settled on an idle machine (share r0). The
 on:
 
 - readers: processes of numpy, pinned to no core, that together read a third of what the CPU gives.
-- copies: copies to the device for half of the time. The device makes the copies of one direction one after the other,
-  so back to back they would leave the cache's own none.
+- copies: copies to the device at half of the link's rate, one at a time. The device makes the copies of one direction
+  one after the other, so those enqueued back to back would leave the cache's own none.
 
 Feedback runs on; a fresh batch is placed with the share that it found (r1) and held against a fresh batch with r0, both
 under the load, in turns. Equations 1 and 2 say what that gains, from the costs of an entry under the load, A for the
@@ -39,7 +39,7 @@ PART: Final = 1 / 3  # of the CPU's bandwidth, that the readers take
 BAR: Final = 0.8  # of the predicted gain
 LEAST: Final = 0.02  # of a step, that a gain has to be to be judged
 LINES: Final = 24  # of the plot
-COPY_S: Final = 0.005  # of copies, and then of rest
+COPY_S: Final = 0.5  # of copies, until their rate is known or they can stop
 Series = list[tuple[float, float]]  # seconds from the onset, share of the CPU
 
 
@@ -62,29 +62,32 @@ def arguments() -> argparse.Namespace:
 
 
 class Copies:
-    """A thread that copies to the device for half of the time."""
+    """A thread whose copies to the device take half of the link."""
 
     def __init__(self, ceilings: Ceilings) -> None:
         self._ceilings = ceilings
-        self._ended = threading.Event()
-        self._rates: list[float] = [0.0]
+        self._ended, self._told = threading.Event(), threading.Event()
+        self._rates: list[float] = []
         self._failure: Exception | None = None
         self._thread = threading.Thread(target=self._copy, daemon=True)
 
     def _copy(self) -> None:
         try:
+            half = GB * self._ceilings["link"] / 2
             while not self._ended.is_set():
-                self._rates.append(GB / 2 * self._ceilings.link_alone(COPY_S))
-                self._ended.wait(COPY_S)
+                self._rates.append(GB * self._ceilings.link_alone(COPY_S, rate=half))
+                self._told.set()
         except Exception as error:
             self._failure = error
+        self._told.set()
 
     def __enter__(self) -> "Copies":
         self._thread.start()
         return self
 
     def rate(self) -> float:
-        """Bytes a second of the newest copies; raises what has ended them."""
+        """Bytes a second of the newest copies, once there are some; raises what has ended them."""
+        self._told.wait()
         if self._failure is not None:
             raise self._failure
         return statistics.median(self._rates[-9:])

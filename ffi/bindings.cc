@@ -132,7 +132,8 @@ Times PyMeasureRead(const PoolHandle& pool, int layer, int num_slots, const std:
 
 std::pair<double, double> PyMeasureStreams(const PoolHandle* read, const PoolHandle* link,
                                            int64_t chunk_bytes, double seconds,
-                                           const std::string& isa, std::optional<int> device) {
+                                           const std::string& isa, std::optional<int> device,
+                                           std::optional<double> link_rate) {
   const std::shared_ptr<Pool> read_pool = read ? read->pool() : nullptr;
   const std::shared_ptr<Pool> link_pool = link ? link->pool() : nullptr;
   for (const auto& pool : {read_pool, link_pool}) {
@@ -145,10 +146,13 @@ std::pair<double, double> PyMeasureStreams(const PoolHandle* read, const PoolHan
   if (!(seconds > 0 && seconds <= 60)) {
     throw std::invalid_argument("seconds: must be above 0 and at most 60");
   }
+  if (link_rate && !(*link_rate > 0 && std::isfinite(*link_rate))) {
+    throw std::invalid_argument("link_rate: must be above 0 and finite");
+  }
   const Kernel& kernel = ReadIsa(isa);
   const nb::gil_scoped_release release;
   const Rates rates = MeasureStreams(read_pool.get(), kernel, link_pool.get(), device, chunk_bytes,
-                                     static_cast<int64_t>(seconds * 1e9));
+                                     static_cast<int64_t>(seconds * 1e9), link_rate);
   return {rates.read, rates.link};
 }
 
@@ -253,7 +257,7 @@ NB_MODULE(_ffi, m) {
         nb::arg("isa"), nb::arg("prefetch_bytes") = kOwnPrefetch);
   m.def("measure_streams", &PyMeasureStreams, nb::arg("read_pool").none(),
         nb::arg("link_pool").none(), nb::arg("chunk_bytes"), nb::arg("seconds"), nb::arg("isa"),
-        nb::arg("device") = nb::none());
+        nb::arg("device") = nb::none(), nb::arg("link_rate") = nb::none());
   m.def(
       "time_copy",
       [](int64_t num_bytes) {

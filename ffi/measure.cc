@@ -3,22 +3,18 @@
 #include <time.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
-#include <chrono>
-#include <cstring>
 #include <functional>
 #include <memory>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "clock.h"
-#include "cuda_driver.h"
 #include "dispatch.h"
 #include "host_job.h"
 #include "job_memory.h"
+#include "link_copies.h"
 #include "pack.h"
 #include "workers.h"
 
@@ -51,123 +47,14 @@ Measured RunParts(int num_parts, const std::function<void(int)>& run) {
   return {task->end_ns() - task->start_ns(), cpu_ns.load()};
 }
 
-int64_t LayerBytes(const Pool& pool) { return pool.committed() * pool.block_bytes(); }
-
-// Walks through the committed slots of a pool in chunks, layer by layer, over and over.
-struct Walk {
-  const Pool& pool;
-  const int64_t chunk_bytes;
-  int layer = 0;
-  int64_t offset = 0;
-
-  const uint8_t* from() const { return pool.Block(layer, 0) + offset; }
-  int64_t bytes() const { return std::min(chunk_bytes, LayerBytes(pool) - offset); }
-  void Advance() {
-    offset += bytes();
-    if (offset < LayerBytes(pool)) return;
-    offset = 0;
-    layer = (layer + 1) % pool.num_layers();
-  }
-};
-
-// Copies of a walk's chunks to two places in turn.
-class Link {
- public:
-  virtual ~Link() = default;
-  // Bytes a second of the copies that ended before `until_ns`.
-  virtual double Run(Walk walk, int64_t until_ns) = 0;
-};
-
-class HostLink : public Link {
- public:
-  explicit HostLink(int64_t chunk_bytes) : to_(1, 2, chunk_bytes) { to_.Commit(2); }
-
-  double Run(Walk walk, int64_t until_ns) override {
-    const int64_t start = NowNs();
-    int64_t now = start, bytes = 0;
-    for (int slot = 0; now < until_ns; slot = 1 - slot) {
-      uint8_t* const to = to_.Block(0, slot);
-      std::memcpy(to, walk.from(), walk.bytes());
-      asm volatile("" : : "r"(to) : "memory");  // Or it is seen that nobody reads the copy.
-      bytes += walk.bytes();
-      walk.Advance();
-      now = NowNs();
-    }
-    return now > start ? 1e9 * bytes / (now - start) : 0.0;
-  }
-
- private:
-  Pool to_;
-};
-
-class CudaLink : public Link {
- public:
-  CudaLink(int device, int64_t chunk_bytes) : scope_(cuda::PrimaryContext(device)) {
-    Require(
-        First({scope_.status(), cuda::DeviceBuffer::Make(2 * chunk_bytes, &to_), stream_.Make()}));
-  }
-
-  double Run(Walk walk, int64_t until_ns) override {
-    Status status = began_.Record(stream_.get());
-    int64_t begun = 0, ended = 0, bytes = 0, ns = 0;
-    while (status.ok() && NowNs() < until_ns) {
-      if (begun - ended < kAhead) {
-        status = Begin(walk, begun++);
-        walk.Advance();
-      } else if (const Copy& oldest = copies_[ended % kAhead]; oldest.ended.Done()) {
-        bytes += oldest.bytes;
-        ns = oldest.ended.Since(began_);
-        ++ended;
-      } else {
-        std::this_thread::sleep_for(std::chrono::microseconds(20));
-      }
-    }
-    // After a failure too: copies may be under way.
-    const cuda::Driver& driver = *cuda::GetDriver();
-    Require(First({status, cuda::Check(driver.StreamSynchronize(stream_.get()), "copy")}));
-    return ns > 0 ? 1e9 * bytes / ns : 0.0;
-  }
-
- private:
-  static constexpr int kAhead = 8;  // Copies enqueued, so that the link never waits for us.
-  struct Copy {
-    cuda::Event ended;
-    int64_t bytes = 0;
-  };
-
-  static void Require(const Status& status) {
-    if (!status.ok()) throw std::runtime_error("CUDA: " + status.text);
-  }
-
-  Status Begin(const Walk& walk, int64_t number) {
-    Copy& copy = copies_[number % kAhead];
-    copy.bytes = walk.bytes();
-    Status status;
-    for (int64_t done = 0; status.ok() && done < copy.bytes;) {
-      const int64_t run = walk.pool.PinnedRun(walk.offset + done, copy.bytes - done);
-      const cuda::DevicePtr to = to_->data() + number % 2 * walk.chunk_bytes + done;
-      status = cuda::Check(
-          cuda::GetDriver()->MemcpyHtoDAsync(to, walk.from() + done, run, stream_.get()), "copy");
-      done += run;
-    }
-    return status.ok() ? copy.ended.Record(stream_.get()) : status;
-  }
-
-  const cuda::Scope scope_;
-  std::shared_ptr<cuda::DeviceBuffer> to_;
-  cuda::OwnStream stream_;
-  cuda::Event began_;
-  std::array<Copy, kAhead> copies_;
-};
-
 // The workers read their parts of every layer until `until_ns`; `bytes` gets what they read.
 std::shared_ptr<Task> MakeReaders(const Pool& pool, const Kernel& kernel, int64_t until_ns,
                                   std::atomic<int64_t>* bytes) {
   constexpr int64_t kPiece = int64_t{1} << 20;
   const int workers = std::max(1, Workers::Get().num_workers());
   return std::make_shared<Task>(workers, [=, &pool, &kernel](int part) {
-    const int64_t from = LayerBytes(pool) * part / workers / 256 * 256;
-    const int64_t to = LayerBytes(pool) * (part + 1) / workers / 256 * 256;
+    const int64_t from = pool.committed_bytes() * part / workers / 256 * 256;
+    const int64_t to = pool.committed_bytes() * (part + 1) / workers / 256 * 256;
     int64_t read = 0, now = NowNs();
     for (int layer = 0; now < until_ns; layer = (layer + 1) % pool.num_layers()) {
       now = NowNs();
@@ -246,11 +133,10 @@ Measured MeasureRead(const Pool& pool, int layer, int num_slots, const Kernel& k
 }
 
 Rates MeasureStreams(const Pool* read, const Kernel& kernel, const Pool* link,
-                     std::optional<int> device, int64_t chunk_bytes, int64_t duration_ns) {
+                     std::optional<int> device, int64_t chunk_bytes, int64_t duration_ns,
+                     std::optional<double> link_rate) {
   // Before the readers start: it may need the workers.
-  std::unique_ptr<Link> copies;
-  if (link && device) copies = std::make_unique<CudaLink>(*device, chunk_bytes);
-  if (link && !device) copies = std::make_unique<HostLink>(chunk_bytes);
+  const std::unique_ptr<Link> copies = link ? MakeLink(device, chunk_bytes) : nullptr;
   const int64_t until_ns = NowNs() + duration_ns;
   std::atomic<int64_t> bytes{0};
   std::shared_ptr<Task> readers;
@@ -261,7 +147,7 @@ Rates MeasureStreams(const Pool* read, const Kernel& kernel, const Pool* link,
   Rates rates{0.0, 0.0};
   std::string failed;
   try {
-    if (copies) rates.link = copies->Run({*link, chunk_bytes}, until_ns);
+    if (copies) rates.link = copies->Run(*link, link_rate, until_ns);
   } catch (const std::runtime_error& error) {
     failed = error.what();  // The readers use what lives here.
   }

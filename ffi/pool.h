@@ -57,6 +57,7 @@ class Pool {
   int max_slots() const { return max_slots_; }
   int64_t block_bytes() const { return block_bytes_; }
   int committed() const { return committed_.load(std::memory_order_acquire); }
+  int64_t committed_bytes() const { return committed() * block_bytes_; }  // Of each layer.
 
   // Consecutive slots of a layer are contiguous. The slot must be committed.
   uint8_t* Block(int layer, int slot) const {

@@ -319,6 +319,7 @@ def measure_streams(
     seconds: float,
     isa: str,
     device: int | None = None,
+    link_rate: float | None = None,
 ) -> tuple[float, float]:
     """Lets the workers read a pool and the link copy another at the same time, over and over, for `seconds`.
 
@@ -329,9 +330,11 @@ def measure_streams(
         seconds: how long, at most 60.
         isa: one of `isas`, whose loads the workers use.
         device: number of the CUDA device to copy to, which `link_pool` must be pinned for; None = to memory.
+        link_rate: bytes a second that the copies may take, one at a time; what they fall behind they do not catch up
+            with, but for one copy. None = as fast as it goes.
 
     Returns:
-        Bytes a second of the readers and of the link.
+        Bytes a second of the readers, and of the link until its last copy ended.
 
     Raises:
         ValueError: an argument makes no sense.

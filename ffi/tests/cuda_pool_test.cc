@@ -1,9 +1,12 @@
 // Pools whose pages are pinned for a device.
 #include <algorithm>
+#include <chrono>
 #include <map>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "check.h"
 #include "fake_device.h"
@@ -141,7 +144,7 @@ void TestStreams() {
     for (const int slots : {1, 2, 7}) link.Commit(slots);
     const FakeCudaLive pools = Fake::Get().live();
     const auto measure = [&](const Pool* pool, int64_t duration_ns) {
-      return MeasureStreams(pool, kPortableKernel, &link, 0, 12'000, duration_ns);
+      return MeasureStreams(pool, kPortableKernel, &link, 0, 12'000, duration_ns, std::nullopt);
     };
     const Rates alone = measure(nullptr, kLong);
     CHECK(alone.link > 0 && alone.read == 0);
@@ -163,6 +166,31 @@ void TestStreams() {
   CHECK(BecomesLive(before));
 }
 
+// At a rate no copy is begun while one is under way, however late that is; nor is it forgotten when
+// it ends after the time that was given.
+void TestPaced() {
+  Pool link(1, 4, 4096, cuda::MakePageLock(0));
+  link.Commit(4);
+  const auto measure = [&](double rate, int64_t duration_ns) {
+    return MeasureStreams(nullptr, kPortableKernel, &link, 0, 4096, duration_ns, rate).link;
+  };
+  Fake::Get().hold(1);
+  double held = 0;
+  std::thread thread([&] { held = measure(1e12, 50'000'000); });
+  // Pending: the event that begins, a copy, the event that it ended, and in the end the wait.
+  const auto pending = [] { return Fake::Get().live().pending; };
+  while (pending() < 4) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  CHECK(pending() == 4);
+  Fake::Get().hold(0);
+  thread.join();
+  CHECK(held > 0);
+  Fake::Get().delay_us(500);
+  const double paced = measure(1e6, 200'000'000);
+  CHECK(paced > 0 && paced < 1.5e6);
+  Fake::Get().delay_us(0);
+}
+
 }  // namespace
 }  // namespace wscope
 
@@ -175,5 +203,6 @@ int main() {
   wscope::TestDriver();
   wscope::TestFailures();
   wscope::TestStreams();
+  wscope::TestPaced();
   wscope::Workers::Get().Stop();
 }

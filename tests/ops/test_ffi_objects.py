@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import textwrap
+import time
 
 import pytest
 
@@ -93,6 +94,26 @@ def test_streams_run_alone_and_at_once() -> None:
         _ffi.measure_streams(read, link, 4096, float("nan"), isa)
     with pytest.raises(ValueError, match="not pinned"):
         _ffi.measure_streams(read, link, 4096, 0.02, isa, 0)
+    for rate in (0.0, -1.0, float("nan"), float("inf")):
+        with pytest.raises(ValueError, match="link_rate"):
+            _ffi.measure_streams(None, link, 4096, 0.02, isa, link_rate=rate)
+
+
+def test_a_paced_link_keeps_its_rate() -> None:
+    _ffi.start_workers(2)
+    link, isa, rate = _ffi.Pool(1, 4, 1 << 20), _ffi.isas()[-1], 200e6
+    link.commit(4)
+
+    def measured(seconds: float, link_rate: float | None) -> float:
+        return _ffi.measure_streams(None, link, 1 << 20, seconds, isa, None, link_rate)[1]
+
+    assert 0.3 * rate < measured(0.3, rate) < 1.1 * rate
+    assert measured(0.3, None) > 2 * rate
+    assert measured(0.3, 1e18) > 2 * rate  # a rate that no link reaches holds nothing up
+    # The second copy would be due long after the end.
+    began = time.monotonic()
+    assert measured(0.1, 5e-324) > 0
+    assert time.monotonic() - began < 10
 
 
 def _run(script: str) -> subprocess.CompletedProcess[str]:
