@@ -5,19 +5,19 @@ bytes of the placed blocks over the time of a step, of a few dispatched one behi
 same run, between the steps: the workers reading, the link copying chunks of 32 MiB, and both at once, over memory of
 their own. What `write_scope` gains over another policy has the ceiling that the paper's comparison has, both readers
 over one; a policy below its own ceiling flatters it, so the rates are what to read. `write_scope` is settled first: its
-share is fed back over some steps and applied to a fresh cache, twice. The caches of all policies of a context are open
-at once and run in turns, so that what others do on the machine meets them alike.
+share is fed back over some steps and applied to a fresh cache, three times. The caches of all policies of a context are
+open at once, are filled row by row in turns and run in turns: what others do on the machine meets them alike, and no
+one has the faster part of the memory.
 """
 
 import argparse
 import statistics
 import time
-from contextlib import ExitStack
 from typing import Any, Final
 
 import record
 from ceilings import GB, Ceilings
-from filled import Setup, phases, placed_bytes
+from filled import Setup, filled_together, phases, placed_bytes
 
 from tests.cases import CASES
 from wscope_jax import calibration, policies
@@ -30,6 +30,7 @@ GROUP: Final = 4  # steps dispatched one behind the other
 LEAST_LAYERS: Final = 4
 WINDOW: Final = 256
 SETTLE_STEPS: Final = 40
+FIRST_ROUNDS: Final = 3  # of settling, one for each further context
 ROUNDS: Final = 6
 
 Rows = list[dict[str, Any]]
@@ -92,7 +93,7 @@ class Bench:
         """Lets feedback find the share, on a cache that has the share found before."""
         if self.args.share is not None:
             return
-        for _ in range(1 if self.is_settled else 2):
+        for _ in range(1 if self.is_settled else FIRST_ROUNDS):
             with self.setup(self.write_scope) as setup:
                 before = setup.cache.cpu_share()
                 for _ in range(10 if self.args.quick else SETTLE_STEPS // GROUP):
@@ -106,10 +107,8 @@ class Bench:
 
     def measure(self, chosen: dict[str, Policy]) -> None:
         """GB/s of groups of steps of each policy, in turns, with the ceilings sampled in between."""
-        with ExitStack() as stack:
-            setups = {
-                name: stack.enter_context(self.setup(policy)) for name, policy in chosen.items()
-            }
+        setups = {name: self.setup(policy) for name, policy in chosen.items()}
+        with filled_together(list(setups.values())):
             single = {name: min(one.run(1) for _ in range(3)) for name, one in setups.items()}
             groups = {
                 name: max(2, round(self.args.seconds / ROUNDS / (GROUP * one.run(GROUP))))

@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any, Final
 
 import jax
@@ -21,6 +22,7 @@ from wscope_jax.roofline import StepTiming
 from wscope_jax.views import View, Views
 
 TELL_S: Final = 10.0
+_NONE: Final = object()
 PHASES: Final = ("cpu_ns", "link_ns", "wait_cpu_ns", "wait_link_ns")
 
 
@@ -39,7 +41,13 @@ def _write_layer(
 
 
 def fill(cache: InplaceKVCache, tokens: int) -> None:
-    """Random entries, the same in every row and layer: what lies in them costs the same time.
+    """Random entries in all rows; see `filling`."""
+    for _ in filling(cache, tokens):
+        pass
+
+
+def filling(cache: InplaceKVCache, tokens: int) -> Iterator[None]:
+    """Random entries, the same in every row and layer: what lies in them costs the same time; yields after each row.
 
     What is on the device at a time is a row's entries of one layer, and what `store` keeps under way of them. Long ones
     tell how far they are.
@@ -65,6 +73,7 @@ def fill(cache: InplaceKVCache, tokens: int) -> None:
         if time.perf_counter() - told > TELL_S:
             told = time.perf_counter()
             print(f"  filled {row + 1} rows of {cache.batch}", flush=True)
+        yield
 
 
 def placed_bytes(cache: InplaceKVCache) -> dict[Region, int]:
@@ -99,6 +108,8 @@ def _attend_all(
 class Setup:
     """A filled cache, and a step of `attend` in every layer that may be repeated: it does not make the cache grow.
 
+    It is filled and ready within a `with` block.
+
     Args:
         case: shape of the attention.
         tokens: of each row.
@@ -116,7 +127,6 @@ class Setup:
         window: int = 256,
         chunk_entries: int = CHUNK_ENTRIES,
     ) -> None:
-        began = time.perf_counter()
         self.cache = InplaceKVCache(
             [[Stream(case.layout)]] * layers,
             policy=policy,
@@ -126,8 +136,8 @@ class Setup:
             dtype="bfloat16",
             chunk_entries=chunk_entries,
         )
-        fill(self.cache, tokens)
-        self.filled_s = time.perf_counter() - began
+        self._filling = filling(self.cache, tokens)
+        self.filled_s = 0.0
         self.timings: list[StepTiming] = []
         layout, key = case.layout, jax.random.key(1)
         q = jax.random.normal(key, (batch, case.num_q_heads, layout.key_dim), jnp.bfloat16)
@@ -136,11 +146,13 @@ class Setup:
         self._step = functools.partial(
             _attend_all, q=q, new=Entries(new, value), scale=float(case.scale)
         )
+
+    def fill_row(self) -> bool:
+        """Fills the next row; false if there is none."""
         began = time.perf_counter()
-        self.run(1)
-        self.compiled_s = time.perf_counter() - began
-        self.run(2)
-        self.timings.clear()
+        is_filled = next(self._filling, _NONE) is _NONE
+        self.filled_s += time.perf_counter() - began
+        return not is_filled
 
     def run(self, steps: int) -> float:
         """Seconds of a step when so many are dispatched one behind the other."""
@@ -159,7 +171,25 @@ class Setup:
         return seconds
 
     def __enter__(self) -> "Setup":
+        while self.fill_row():
+            pass
+        began = time.perf_counter()
+        self.run(1)
+        self.compiled_s = time.perf_counter() - began
+        self.run(2)
+        self.timings.clear()
         return self
 
     def __exit__(self, *_: Any) -> None:
         self.cache.close()
+
+
+@contextmanager
+def filled_together(setups: Sequence[Setup]) -> Iterator[None]:
+    """Fills them row by row in turns, so that each gets its part of faster and of slower pages; closes them."""
+    while any([one.fill_row() for one in setups]):
+        pass
+    with ExitStack() as stack:
+        for one in setups:
+            stack.enter_context(one)
+        yield

@@ -27,7 +27,7 @@ from typing import Any, Final, NamedTuple
 import record
 from ceilings import GB, Ceilings
 from decode_attention import GROUP, LEAST_LAYERS, WINDOW, Bench
-from filled import Setup
+from filled import Setup, filled_together
 from readers import Readers
 
 from tests.cases import CASES
@@ -224,10 +224,8 @@ class LoadBench(Bench):
     def compare(self, idle: float, loaded: float, load: Any) -> Comparison:
         """Runs fresh batches with r0 and with r1, in turns."""
         old_s, new_s = [], []
-        with (
-            self.setup(WriteScope(share=idle)) as old,
-            self.setup(WriteScope(share=loaded)) as new,
-        ):
+        old, new = (self.setup(WriteScope(share=share)) for share in (idle, loaded))
+        with filled_together((old, new)):
             old.timings.clear()
             load.rate()
             for _ in range(self.args.groups):
