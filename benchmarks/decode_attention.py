@@ -115,23 +115,32 @@ class Bench:
                 for name, one in setups.items()
             }
             step_s: dict[str, list[float]] = {name: [] for name in setups}
+            own: dict[str, list[float]] = {name: [] for name in setups}
             for setup in setups.values():
                 setup.timings.clear()
             for _ in range(ROUNDS):
                 self.sample()
                 for name, setup in setups.items():
                     step_s[name] += [setup.run(GROUP) for _ in range(min(groups[name], 40))]
+                    own[name].append(self.own_pages(setup))
             self.sample()
             for name, setup in setups.items():
-                self.tell(name, setup, step_s[name], single[name])
+                self.tell(name, setup, step_s[name], single[name], statistics.median(own[name]))
 
-    def tell(self, name: str, setup: Setup, step_s: list[float], single_s: float) -> None:
+    def tell(
+        self, name: str, setup: Setup, step_s: list[float], single_s: float, own: float
+    ) -> None:
         """Keeps what a policy's steps gave, and prints it."""
         placed = placed_bytes(setup.cache)
         host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
         found = phases(setup.timings)
         self.rates[name] = [(host + pinned) / s / GB for s in step_s]
-        self.facts[name] = {"r": host / (host + pinned), "layers": self.layers, "phases_ms": found}
+        self.facts[name] = {
+            "r": host / (host + pinned),
+            "layers": self.layers,
+            "phases_ms": found,
+            "own_pages": own,  # GB/s
+        }
         busy = [
             f"{side} {size / (1e6 * found[side]):.1f} GB/s"
             for side, size in (("cpu", host), ("link", pinned))
@@ -142,23 +151,20 @@ class Bench:
             f"  {name}: r {host / (host + pinned):.3f}, UNPINNED {host / GB:.2f} GB, PINNED {pinned / GB:.2f} GB; "
             f"filled in {setup.filled_s:.1f} s, compiled in {setup.compiled_s:.1f} s\n"
             f"    a step, ms: {1e3 * statistics.median(step_s):.2f} in a row, {1e3 * single_s:.2f} alone; {words}\n"
-            f"    while busy: {', '.join(busy)}; reading its own pages: {self.own_pages(setup)}",
+            f"    while busy: {', '.join(busy)}; its readers get {own:.1f} GB/s out of its own pages",
             flush=True,
         )
 
-    def own_pages(self, setup: Setup) -> str:
-        """What the cache's own memory gives, in words: pages differ from one allocation to the next."""
-        ceil, placed = self.ceilings, placed_bytes(setup.cache)
+    def own_pages(self, setup: Setup) -> float:
+        """GB/s that the policy's readers get out of the cache's own pages, which differ from each other."""
+        placed, seconds = placed_bytes(setup.cache), 0.05
         pools = {r: setup.cache._pools.pool(r) for r in HOST_REGIONS if placed[r]}
         read, link = pools.get(Region.UNPINNED), pools.get(Region.PINNED)
-        found = []
-        if read:
-            found.append(f"UNPINNED {ceil.cpu_alone(0.1, pool=read):.1f}")
-        if link:
-            found.append(f"PINNED {ceil.link_alone(0.1, pool=link):.1f}")
         if read and link:
-            found.append(f"at once {sum(ceil.at_once(0.1, read, link)):.1f}")
-        return ", ".join(found) + " GB/s"
+            return sum(self.ceilings.at_once(seconds, read, link))
+        if read:
+            return self.ceilings.cpu_alone(seconds, pool=read)
+        return self.ceilings.link_alone(seconds, pool=link)
 
     def median(self, name: str) -> float:
         """GB/s of a policy."""
@@ -206,7 +212,8 @@ class Bench:
             )
         ]
         for name, values in self.rates.items():
-            rows.append(record.row(case, f"wscope/{name}", values, "GB/s", limits.get(name, both)))
+            row = record.row(case, f"wscope/{name}", values, "GB/s", limits.get(name, both))
+            rows.append(row | self.facts[name])
         for name, limit in limits.items():
             if name in self.rates and "write_scope" in self.rates:
                 gain = self.median("write_scope") / self.median(name)
