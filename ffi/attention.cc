@@ -66,6 +66,11 @@ HeadShape HeadOf(const AttentionShape& shape) {
           shape.scale};
 }
 
+SoftmaxState StateAt(const AttentionShape& shape, float* memory) {
+  float* const max = memory + int64_t{shape.group()} * shape.value_dim;
+  return {memory, max, max + shape.group()};
+}
+
 void ClearState(const AttentionShape& shape, const SoftmaxState& state) {
   const int group = shape.group();
   std::fill_n(state.o, static_cast<int64_t>(group) * shape.value_dim, 0.0f);

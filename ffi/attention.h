@@ -29,6 +29,8 @@ struct AttentionShape {
   int64_t stored_dim() const { return int64_t{key_dim} + (value_in_key ? 0 : value_dim); }
   int64_t head_bytes() const { return block * stored_dim() * ItemBytes(storage); }
   int64_t block_bytes() const { return num_kv_heads * head_bytes(); }
+  // Floats of the running softmax of a kv head's query heads.
+  int64_t state_size() const { return int64_t{group()} * (value_dim + 2); }
 };
 
 // Empty if the numbers make sense and a block's size fits 64 bits; else what is wrong, beginning
@@ -40,6 +42,9 @@ void CopyToFloat(const void* from, Storage storage, int64_t count, float* to);
 
 // The part of the shape that a kernel sees.
 HeadShape HeadOf(const AttentionShape& shape);
+
+// The state that lies in `memory`, [state_size].
+SoftmaxState StateAt(const AttentionShape& shape, float* memory);
 
 void ClearState(const AttentionShape& shape, const SoftmaxState& state);
 

@@ -76,16 +76,29 @@ const Kernel& ReadIsa(const std::string& name) {
 
 using Times = std::pair<int64_t, int64_t>;
 
+// A pool that has the layer and, committed, so many slots.
+std::shared_ptr<Pool> RequireSlots(const PoolHandle& pool, int layer, int num_slots) {
+  std::shared_ptr<Pool> held = pool.pool();
+  if (layer < 0 || layer >= held->num_layers() || num_slots < 0 || num_slots > held->committed()) {
+    throw std::invalid_argument("pool: has no such layer or slots");
+  }
+  return held;
+}
+
+void RequireBlocks(const Pool& pool, const AttentionShape& shape) {
+  if (shape.block_bytes() != pool.block_bytes()) {
+    throw std::invalid_argument("pool: has blocks of another size");
+  }
+}
+
 Times PyMeasureAttention(const PoolHandle& pool, int layer, const Int32Matrix& table,
                          int num_q_heads, int num_kv_heads, int key_dim, int value_dim,
                          bool value_in_key, int block, const std::string& storage,
                          const std::string& isa, int64_t prefetch_bytes) {
   const AttentionShape shape =
       MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim, value_in_key, block, storage);
-  const std::shared_ptr<Pool> held = pool.pool();
-  if (shape.block_bytes() != held->block_bytes() || layer < 0 || layer >= held->num_layers()) {
-    throw std::invalid_argument("pool: has no such layer, or blocks of another size");
-  }
+  const std::shared_ptr<Pool> held = RequireSlots(pool, layer, 0);
+  RequireBlocks(*held, shape);
   const auto rows = static_cast<int>(table.shape(0));
   const auto blocks = static_cast<int32_t>(table.shape(1));
   for (int64_t i = 0; i < int64_t{rows} * blocks; ++i) {
@@ -107,11 +120,8 @@ Times PyMeasureRows(const PoolHandle& pool, int layer, int num_slots, int num_q_
                     const std::string& storage, const std::string& isa) {
   const AttentionShape shape =
       MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim, value_in_key, block, storage);
-  const std::shared_ptr<Pool> held = pool.pool();
-  if (shape.block_bytes() != held->block_bytes() || layer < 0 || layer >= held->num_layers() ||
-      num_slots < 0 || num_slots > held->committed()) {
-    throw std::invalid_argument("pool: has no such layer or slots, or blocks of another size");
-  }
+  const std::shared_ptr<Pool> held = RequireSlots(pool, layer, num_slots);
+  RequireBlocks(*held, shape);
   const Kernel& kernel = ReadIsa(isa);
   const nb::gil_scoped_release release;
   const Measured times = MeasureRows(shape, *held, layer, num_slots, kernel);
@@ -120,10 +130,7 @@ Times PyMeasureRows(const PoolHandle& pool, int layer, int num_slots, int num_q_
 
 Times PyMeasureRead(const PoolHandle& pool, int layer, int num_slots, const std::string& isa,
                     int64_t prefetch_bytes) {
-  const std::shared_ptr<Pool> held = pool.pool();
-  if (layer < 0 || layer >= held->num_layers() || num_slots < 0 || num_slots > held->committed()) {
-    throw std::invalid_argument("pool: has no such layer or slots");
-  }
+  const std::shared_ptr<Pool> held = RequireSlots(pool, layer, num_slots);
   const Kernel& kernel = ReadIsa(isa);
   const nb::gil_scoped_release release;
   const Measured times = MeasureRead(*held, layer, num_slots, kernel, prefetch_bytes);

@@ -18,8 +18,6 @@ namespace {
 constexpr int64_t kLeastPartBytes = int64_t{128} << 10;
 constexpr int64_t kLeastPartStates = 36;
 
-int64_t Lines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
-
 }  // namespace
 
 RowBlocks::RowBlocks(const Pool* pool, int num_rows, const int32_t* row_ptr, const int32_t* table) {
@@ -55,12 +53,11 @@ HostJob::HostJob(const AttentionShape& shape, std::shared_ptr<const RowBlocks> r
 }
 
 void HostJob::Cut(int workers) {
-  state_size_ = int64_t{shape_.group()} * (shape_.value_dim + 2);
   const int64_t items = num_blocks() * shape_.num_kv_heads;
   if (items == 0) return;
   const auto each = static_cast<int>(std::min<int64_t>(workers, items));
-  const int64_t least_bytes = std::max(
-      kLeastPartBytes, kLeastPartStates * state_size_ * static_cast<int64_t>(sizeof(float)));
+  const int64_t least_bytes = std::max(kLeastPartBytes, kLeastPartStates * shape_.state_size() *
+                                                            static_cast<int64_t>(sizeof(float)));
   const int64_t least = std::max<int64_t>(1, least_bytes / shape_.head_bytes());
   int rounds = 1;
   while (rounds < kMaxRounds && (items >> rounds) >= least * each) ++rounds;
@@ -110,12 +107,6 @@ void HostJob::BindCopy(const void* q, Storage q_storage) {
   Bind(own_.get() + results, q_storage, o, o + o_size());
 }
 
-SoftmaxState HostJob::StateIn(float* memory) const {
-  const int64_t group = shape_.group();
-  float* const max = memory + group * shape_.value_dim;
-  return {memory, max, max + group};
-}
-
 int64_t HostJob::HeadBegin(const Segment& segment) const {
   const std::vector<int64_t>& row_ptr = rows_->row_ptr;
   const int64_t row_blocks = row_ptr[segment.row + 1] - row_ptr[segment.row];
@@ -125,7 +116,8 @@ int64_t HostJob::HeadBegin(const Segment& segment) const {
 float* HostJob::Kept(int part, bool begins_earlier) {
   std::call_once(kept_once_, [&] { kept_ = SpareBuffers::Get().Take(kept_bytes()); });
   auto* const memory = reinterpret_cast<float*>(kept_.memory.get());
-  return memory == nullptr ? nullptr : memory + (2 * part + (begins_earlier ? 0 : 1)) * state_size_;
+  return memory == nullptr ? nullptr
+                           : memory + (2 * part + (begins_earlier ? 0 : 1)) * shape_.state_size();
 }
 
 // The segment that begins with `item` of the list and ends at `end` or where its head does.
@@ -159,9 +151,10 @@ void HostJob::WriteHead(int64_t head_index, const SoftmaxState& state) {
 }
 
 void HostJob::RunPart(int part) {
-  const int64_t kernel_bytes = Lines(kernel_.scratch_bytes(head_shape_));
+  const int64_t kernel_bytes = WholeLines(kernel_.scratch_bytes(head_shape_));
   const int64_t q_size = int64_t{shape_.group()} * shape_.key_dim;
-  uint8_t* const scratch = ThreadMemory(kernel_bytes + (q_size + state_size_) * sizeof(float));
+  uint8_t* const scratch =
+      ThreadMemory(kernel_bytes + (q_size + shape_.state_size()) * sizeof(float));
   if (scratch == nullptr) {
     is_void_ = true;
     return;
@@ -177,7 +170,7 @@ void HostJob::RunPart(int part) {
       is_void_ = true;
       return;
     }
-    const SoftmaxState state = StateIn(memory);
+    const SoftmaxState state = StateAt(shape_, memory);
     ClearState(shape_, state);
     const HeadBlocks blocks{rows_->blocks.data() + segment.first, static_cast<int>(count),
                             layer_offset_ + segment.head * shape_.head_bytes(),
@@ -197,8 +190,8 @@ void HostJob::MergeHead(const Segment& segment) {
   const int64_t end = begin + rows_->row_ptr[segment.row + 1] - rows_->row_ptr[segment.row];
   const auto next = std::upper_bound(part_begins_.begin(), part_begins_.end(), begin);
   int part = static_cast<int>(next - part_begins_.begin()) - 1;
-  const SoftmaxState merged = StateIn(Kept(part, false));
-  while (part_begins_[++part] < end) MergeState(shape_, StateIn(Kept(part, true)), merged);
+  const SoftmaxState merged = StateAt(shape_, Kept(part, false));
+  while (part_begins_[++part] < end) MergeState(shape_, StateAt(shape_, Kept(part, true)), merged);
   WriteHead(HeadIndex(segment), merged);
 }
 

@@ -101,7 +101,6 @@ class HostJob {
   // Where a part keeps the state of a head that begins in an earlier part, or else of one that ends
   // in a later part; null if there is no memory.
   float* Kept(int part, bool begins_earlier);
-  SoftmaxState StateIn(float* memory) const;
   int64_t HeadIndex(const Segment& segment) const {
     return int64_t{segment.row} * shape_.num_kv_heads + segment.head;
   }
@@ -112,7 +111,7 @@ class HostJob {
   void MergeHead(const Segment& segment);
 
   int64_t kept_bytes() const {
-    return 2 * num_parts_ * state_size_ * static_cast<int64_t>(sizeof(float));
+    return 2 * num_parts_ * shape_.state_size() * static_cast<int64_t>(sizeof(float));
   }
   void Cut(int workers);
   void CountCuts();
@@ -128,7 +127,6 @@ class HostJob {
   const int64_t layer_offset_ = 0;  // From a block of layer 0 to the same of this layer.
   int num_parts_ = 0;
   std::vector<int64_t> part_begins_;  // [num_parts + 1], in the list.
-  int64_t state_size_ = 0;            // Floats.
   const void* q_ = nullptr;
   Storage q_storage_ = Storage::kFloat32;
   float* o_ = nullptr;

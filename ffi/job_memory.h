@@ -9,6 +9,9 @@
 
 namespace wscope {
 
+// So many bytes and the rest of their last 64-byte line.
+inline int64_t WholeLines(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
 // This thread's own, from a 64-byte line on, until its next call. Null if the system has none left.
 uint8_t* ThreadMemory(int64_t bytes);
 

@@ -99,15 +99,13 @@ Measured MeasureRows(const AttentionShape& shape, const Pool& pool, int layer, i
   const int64_t items = int64_t{num_slots} * shape.num_kv_heads;
   const int parts = kReadParts * std::max(1, Workers::Get().num_workers());
   return RunParts(parts, [&](int part) {
-    const auto lines = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-    const int64_t packed_bytes = lines(shape.head_bytes());
-    const int64_t kernel_bytes = lines(kernel.scratch_bytes(head));
-    const int64_t o_size = int64_t{shape.group()} * shape.value_dim;
+    const int64_t packed_bytes = WholeLines(shape.head_bytes());
+    const int64_t kernel_bytes = WholeLines(kernel.scratch_bytes(head));
     uint8_t* const packed =
-        ThreadMemory(packed_bytes + kernel_bytes + (o_size + 2 * shape.group()) * sizeof(float));
+        ThreadMemory(packed_bytes + kernel_bytes + shape.state_size() * sizeof(float));
     if (packed == nullptr) return;
-    auto* const o = reinterpret_cast<float*>(packed + packed_bytes + kernel_bytes);
-    const SoftmaxState state{o, o + o_size, o + o_size + shape.group()};
+    const SoftmaxState state =
+        StateAt(shape, reinterpret_cast<float*>(packed + packed_bytes + kernel_bytes));
     ClearState(shape, state);
     const uint8_t* const block = packed;
     const HeadBlocks blocks{&block, 1, 0, nullptr, 0};
