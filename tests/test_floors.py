@@ -48,7 +48,7 @@ FLOORS: Final = {
     "regions": (3, 0),
     "evictions": (3, 1),
     "prompts": (3, 2),
-    "turns": (3, 2),
+    "decoding": (3, 2),
     "cache": (3, 3),
     "models": (4, 0),
     "memory_plan": (5, 0),

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from wscope_jax.arguments import integer
 from wscope_jax.compiled import CompiledPrograms
+from wscope_jax.decoding import Decoding
 from wscope_jax.errors import UsageError
 from wscope_jax.evictions import Evictions
 from wscope_jax.footprint import CHUNK_ENTRIES, Footprint
@@ -15,7 +16,6 @@ from wscope_jax.placement import HOST_REGIONS, Placement
 from wscope_jax.policies import Policy, require
 from wscope_jax.prompts import Prompts
 from wscope_jax.regions import Regions
-from wscope_jax.turns import DecodePlan
 from wscope_jax.views import CacheSpec, Views
 from wscope_jax.work import Work
 
@@ -95,7 +95,7 @@ class InplaceKVCache:
         self._regions = Regions(size, slots, storage=dtype)
         self._dispatcher, self._pools = self._regions.dispatcher, self._regions.pools
         self._evictions = Evictions(self.placement, self._regions, self.compiled, self._route)
-        self._decode = DecodePlan(
+        self._decode = Decoding(
             self.placement,
             self._regions,
             self._evictions,

@@ -15,8 +15,8 @@ from wscope_jax.step_plan import StepPlan, chunk_table, decode_plan, turn_bucket
 from wscope_jax.views import Shared
 
 
-class DecodePlan:
-    """The plan of the next decode step, rebuilt when placement or rows have changed.
+class Decoding:
+    """The rows that decode, and the plan of their next step, rebuilt when placement or rows have changed.
 
     Args:
         placement: where blocks live.
