@@ -14,6 +14,7 @@ from tests.engines import ALL_POLICIES, CHECKPOINTS, engine
 from wscope_jax import Sampling, cli, policies
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.cli import start
+from wscope_jax.cli.plan import as_dict
 from wscope_jax.errors import CapacityError, UsageError
 from wscope_jax.footprint import Footprint, PlannedStream
 from wscope_jax.layout import EntryLayout, Region, Stream
@@ -244,7 +245,7 @@ def test_streams_of_several_kinds() -> None:
     assert resident.bytes["window"] + resident.bytes["spare"] == BATCH * 256 * index
     assert got.bytes_per_token == (entry + index) // 4
     assert got.bytes["ping_pong"] == 2 * 512 * entry
-    told = got.as_dict()
+    told = as_dict(got)
     assert [len(layer["streams"]) for layer in told["layers"]] == [1, 3]
     for region in ("unpinned", "pinned", "window"):
         assert sum(layer["bytes"][region] for layer in told["layers"]) == told["bytes"][region]
@@ -290,6 +291,18 @@ def test_a_machine_without_a_gpu_holds_all_in_one_memory() -> None:
     assert apart.fits
     shared = dataclasses.replace(apart, is_shared=True)
     assert shared.short_by == 1000 + shared.footprint.device_bytes
+
+
+def test_windows_beside_a_host_budget_need_memory_of_their_own() -> None:
+    size = made().footprint
+    needed = 1000 + size.device_bytes
+    how = {"weights": 1000, "host_memory": size.host_bytes()}
+    assert made(**how, window_memory=needed).fits
+    short = made(**how, window_memory=needed - 1)
+    assert short.shortages == {"window": 1}
+    with pytest.raises(CapacityError, match="this machine's memory: weights, window") as caught:
+        short.require_fit()
+    assert "free host memory or lower max_model_len to" in str(caught.value)
 
 
 def test_both_budgets_may_be_short() -> None:

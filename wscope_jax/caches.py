@@ -10,11 +10,9 @@ import jax.numpy as jnp
 from wscope_jax import calibration, devices, machine
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.compiled import CompiledPrograms
-from wscope_jax.errors import CapacityError
-from wscope_jax.footprint import CHUNK_ENTRIES, Footprint
+from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.memory_plan import Plan, plan
 from wscope_jax.policies import Policy, Resident, WriteScope
-from wscope_jax.sizes import amount
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +67,6 @@ class Caches:
 
     def plan(self, policy: Policy, batch: int, max_len: int) -> Plan:
         """What a cache takes, and whether the memory that is left now holds it."""
-        is_free = self.host_memory is None
         gpu = devices.memory_left()  # the weights are there already
         if gpu is not None and self._gpu_memory is not None:
             gpu = min(gpu, self._gpu_memory)
@@ -80,10 +77,7 @@ class Caches:
             max_len=max_len,
             window=self._window,
             itemsize=jnp.dtype(self.dtype).itemsize,
-            # Without a budget of the user's all that the machine has left but a margin, for windows too.
-            host_memory=machine.memory().budget if is_free else self.host_memory,
-            gpu_memory=gpu,
-            is_shared=is_free and gpu is None,
+            **machine.budgets(self.host_memory, gpu)._asdict(),
             chunk_entries=self.chunk_entries,
         )
 
@@ -111,9 +105,7 @@ class Caches:
             CapacityError: it does not fit.
         """
         policy = policy or self.choose(batch, max_len)
-        planned = self.plan(policy, batch, max_len)
-        planned.require_fit()
-        self._require_windows(planned.footprint)
+        self.plan(policy, batch, max_len).require_fit()
         return InplaceKVCache(
             self._streams,
             policy=policy,
@@ -125,17 +117,6 @@ class Caches:
             chunk_entries=self.chunk_entries,
             compiled=self.compiled.for_call(),
         )
-
-    def _require_windows(self, size: Footprint) -> None:
-        """Without a GPU the windows are host memory too, beside what a named `host_memory` is for."""
-        if self.host_memory is None or devices.memory_left() is not None:
-            return
-        needed, left = size.device_bytes, machine.memory().budget
-        if needed > left:
-            raise CapacityError(
-                f"window: the windows of {size.batch} rows take {amount(needed)} of this machine's memory beside "
-                f"host_memory, {amount(left)} are left; take fewer sequences or a smaller window"
-            )
 
     def learn(self, used: Policy, learned: Policy) -> None:
         """Lets the next call begin with what one has measured that used the policy as it is now."""

@@ -60,6 +60,39 @@ def margin_of(num_bytes: int) -> int:
     return min(num_bytes, max(LEAST_MARGIN, num_bytes // MARGIN_PART))
 
 
+class Budgets(NamedTuple):
+    """What a plan is held against on this machine, by the names of `memory_plan.plan`; bytes.
+
+    Attributes:
+        host_memory: for both host regions and their buffers.
+        gpu_memory: for what lies on a GPU, or None without one.
+        window_memory: for what would lie on a GPU, where there is none and a budget of the user's is for the host
+            regions alone; else None.
+        is_shared: host memory has to hold everything.
+    """
+
+    host_memory: int
+    gpu_memory: int | None
+    window_memory: int | None
+    is_shared: bool
+
+
+def budgets(host_memory: int | None, gpu_memory: int | None) -> Budgets:
+    """What a plan is held against.
+
+    Args:
+        host_memory: the user's budget for the host regions; None = what the machine has left.
+        gpu_memory: what there is on the GPU; None = there is no GPU, so that its part is host memory too.
+    """
+    left, is_free = memory().budget, host_memory is None
+    return Budgets(
+        host_memory=left if host_memory is None else host_memory,
+        gpu_memory=gpu_memory,
+        window_memory=left if gpu_memory is None and not is_free else None,
+        is_shared=gpu_memory is None and is_free,
+    )
+
+
 class Gpu(NamedTuple):
     """One GPU; bytes.
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from wscope_jax import machine
@@ -15,6 +15,7 @@ from wscope_jax.policies import Policy, require
 from wscope_jax.sizes import amount
 
 MOST: Final = (1 << 31) - 1  # tokens of a row, and rows: positions are int32
+_FREE: Final = "free host memory"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +41,8 @@ class Plan:
         weights: bytes of the model's parameters.
         host_memory: budget for host regions and their buffers, or None if there is none.
         gpu_memory: budget for all that lies on the device, or None if there is none.
+        window_memory: budget for all that lies on the device where that is host memory too, beside `host_memory`, or
+            None.
         is_shared: the host budget has to hold what lies on the device too: a whole machine without a GPU.
         margin: bytes of the GPU budget that are left to programs and activations.
         position_limit: tokens that the model was made for, or None.
@@ -50,6 +53,7 @@ class Plan:
     weights: int = 0
     host_memory: int | None = None
     gpu_memory: int | None = None
+    window_memory: int | None = None
     is_shared: bool = False
     margin: int = 0
     position_limit: int | None = None
@@ -110,23 +114,23 @@ class Plan:
 
     @property
     def device_needed(self) -> int:
-        """Bytes that count against `gpu_memory`."""
+        """Bytes that count against `gpu_memory` or `window_memory`."""
         return self.weights + self.footprint.device_bytes + self.staging + self.margin
 
     # --- verdict ------------------------------------------------------------------------------
 
     @property
     def shortages(self) -> dict[str, int]:
-        """Bytes that are missing, by memory ("host", "gpu"); only what is short."""
-        needs = {
-            "host": (self.host_needed, self.host_memory),
-            "gpu": (self.device_needed, self.gpu_memory),
-        }
+        """Bytes that are missing, by memory ("host", "gpu", "window"); only what is short."""
+        budgets = {"host": self.host_memory, "gpu": self.gpu_memory, "window": self.window_memory}
         return {
-            name: needed - budget
-            for name, (needed, budget) in needs.items()
-            if budget is not None and needed > budget
+            name: self._needed(name) - budget
+            for name, budget in budgets.items()
+            if budget is not None and self._needed(name) > budget
         }
+
+    def _needed(self, memory: str) -> int:
+        return self.host_needed if memory == "host" else self.device_needed
 
     @property
     def fits(self) -> bool:
@@ -167,19 +171,18 @@ class Plan:
         """One line: what is short of what; None if it fits."""
         if self.fits:
             return None
-        texts = []
-        for name, missing in self.shortages.items():
-            if name == "gpu":
-                label, what, needed = "GPU memory", self._device_text(), self.device_needed
-            else:
-                rest = f", their buffers, {self._device_text()}" if self.is_shared else ""
-                what = f"the placed blocks{rest or ' and their buffers'}"
-                label, needed = "host memory", self.host_needed
-            budget, short = amount(needed - missing), amount(missing)
-            texts.append(
-                f"{label}: {what} take {amount(needed)}, the budget is {budget}: short by {short}"
-            )
-        return "; ".join(texts)
+        device = self._device_text()
+        rest = f", their buffers, {device}" if self.is_shared else " and their buffers"
+        takers = {
+            "host": f"host memory: the placed blocks{rest}",
+            "gpu": f"GPU memory: {device}",
+            "window": f"this machine's memory: {device}",
+        }
+        return "; ".join(
+            f"{takers[name]} take {amount(self._needed(name))}, the budget is "
+            f"{amount(self._needed(name) - missing)}: short by {amount(missing)}"
+            for name, missing in self.shortages.items()
+        )
 
     def _device_text(self) -> str:
         return "weights, " * (self.weights > 0) + "window, PING-PONG and spare"
@@ -189,58 +192,29 @@ class Plan:
         *,
         shorter: str = "lower max_model_len to {}",
         fewer: str = "take {} of the sequences",
-        larger: str | None = None,
+        larger: Mapping[str, str] | None = None,
     ) -> None:
         """Raises CapacityError with what is missing, and what to do, if the plan does not fit.
 
         Args:
             shorter: what the caller's user can do about the length; "{}" is the largest that fits.
             fewer: likewise about the batch.
-            larger: about the budgets; None = what suits a user of the library.
+            larger: about each memory that may be short; None = what suits a user of the library.
         """
         if self.fits:
             return
-        budgets = " and ".join(f"{name}_memory" for name in self.shortages)
-        choices = [larger or (f"raise {budgets}" if not self.is_shared else "free host memory")]
+        larger = larger or {
+            "host": _FREE if self.is_shared else "raise host_memory",
+            "gpu": "raise gpu_memory",
+            "window": _FREE,
+        }
+        choices = [" and ".join(larger[name] for name in self.shortages)]
         if self.largest_context:
             choices.append(shorter.format(self.largest_context))
         if self.largest_batch:
             choices.append(fewer.format(self.largest_batch))
         nothing = "" if len(choices) > 1 else "no length and no batch fits, "
         raise CapacityError(f"{self.why}; {nothing}{' or '.join(choices)}")
-
-    def _layer_dict(self, layer: tuple[StreamPlan, ...]) -> dict[str, Any]:
-        return {
-            "bytes": {
-                name: sum(planned.bytes[name] for planned in layer)
-                for name in ("unpinned", "pinned", "window", "spare")
-            },
-            "streams": [
-                {
-                    "kind": planned.stream.kind,
-                    **dataclasses.asdict(planned.stream.layout),
-                    "entry_bytes": self.footprint.entry_bytes(planned.stream),
-                    "bytes": planned.bytes,
-                }
-                for planned in layer
-            ],
-        }
-
-    def as_dict(self) -> dict[str, Any]:
-        """Plain dicts, lists and numbers, as `wscope plan --json` prints them."""
-        return {
-            "bytes": self.bytes,
-            "bytes_per_token": self.bytes_per_token,
-            "layers": [self._layer_dict(layer) for layer in self.layers],
-            "fits": self.fits,
-            "short_by": self.short_by,
-            "why": self.why,
-            "largest_context": self.largest_context,
-            "largest_batch": self.largest_batch,
-            "position_limit": self.position_limit,
-            "margin": self.margin,
-            "budgets": {"host": self.host_memory, "gpu": self.gpu_memory},
-        }
 
 
 def plan(
@@ -253,6 +227,7 @@ def plan(
     itemsize: int = 2,
     host_memory: int | None = None,
     gpu_memory: int | None = None,
+    window_memory: int | None = None,
     weights: int = 0,
     is_shared: bool = False,
     position_limit: int | None = None,
@@ -269,6 +244,7 @@ def plan(
         itemsize: bytes of a stored number.
         host_memory: budget for both host regions and their buffers, in bytes; None = no limit.
         gpu_memory: budget for weights, window, PING-PONG, spare and margin, in bytes; None = no GPU.
+        window_memory: see `Plan`.
         weights: bytes of the parameters.
         is_shared: see `Plan`.
         position_limit: tokens that the model was made for.
@@ -297,6 +273,7 @@ def plan(
         weights=weights,
         host_memory=host_memory,
         gpu_memory=gpu_memory,
+        window_memory=window_memory,
         is_shared=is_shared,
         margin=0 if gpu_memory is None else machine.margin_of(gpu_memory),
         position_limit=position_limit,

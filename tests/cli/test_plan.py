@@ -65,7 +65,7 @@ def test_json(run: Run) -> None:
     assert got["bytes_per_token"] == 98_304
     assert (got["fits"], got["short_by"], got["why"]) == (True, 0, None)
     assert got["position_limit"] == 40_960
-    assert got["budgets"] == {"host": 200 * GIB, "gpu": 80 * GIB}
+    assert got["budgets"] == {"host": 200 * GIB, "gpu": 80 * GIB, "window": None}
 
 
 def test_what_does_not_fit_is_an_answer(run: Run) -> None:
@@ -106,21 +106,38 @@ def test_layers_of_several_kinds(run: Run) -> None:
 
 def test_budgets_of_a_machine_without_a_gpu(run: Run) -> None:
     got = found(run, *QWEN)
-    assert got["budgets"] == {"host": 45 * GIB, "gpu": None}
+    assert got["budgets"] == {"host": 45 * GIB, "gpu": None, "window": None}
     assert "weights" in got["why"]  # they lie in the same memory
     out = run(*QWEN)[1]
     assert "GPU budget: none, there is no GPU here" in out
     assert "it has to hold everything" in out
     assert "--gpu-memory to plan for another machine" in run(*QWEN, "--check")[2]
-    # A host budget of the user's is one for pools and buffers.
-    assert found(run, *QWEN, "--host-memory", "97GiB")["fits"]
+
+
+def test_a_host_budget_leaves_windows_to_the_machine(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without a GPU it is one for pools and buffers: what the machine has left holds weights and windows."""
+    words = [*QWEN, "--host-memory", "100GiB"]
+    got = found(run, *words)
+    assert got["budgets"] == {"host": 100 * GIB, "gpu": None, "window": 45 * GIB}
+    assert not got["fits"]
+    assert got["why"].startswith("this machine's memory: weights, window, PING-PONG and spare take")
+    assert "weights and windows, without a GPU: 48.32 GB, what this machine has" in run(*words)[1]
+    code, _, err = run(*words, "--check")
+    assert code == 3
+    assert "give --gpu-memory to plan for another machine" in err
+    assert found(run, *words, "--gpu-memory", "80GiB")["fits"]
+    memory = machine.Memory(128 * GIB, 80 * GIB, None, 80 * GIB)
+    monkeypatch.setattr(machine, "memory", lambda: memory)
+    assert found(run, *words)["fits"]
 
 
 def test_budgets_of_a_machine_with_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [machine.Gpu("H", 140 * GIB, 130 * GIB)]
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     got = found(run, *QWEN)
-    assert got["budgets"] == {"host": 45 * GIB, "gpu": 130 * GIB}
+    assert got["budgets"] == {"host": 45 * GIB, "gpu": 130 * GIB, "window": None}
     assert got["margin"] == 130 * GIB // 16
     assert "weights" not in got["why"]
     assert "what is free on the H" in run(*QWEN)[1]

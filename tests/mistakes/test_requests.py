@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tests.engines import ALL_POLICIES, engine
 from tests.mistakes.commands import TINY, caught, check, refused, wscope
-from wscope_jax import Sampling
+from wscope_jax import Sampling, machine
 from wscope_jax.cli import groups
 from wscope_jax.errors import UsageError
 
@@ -92,6 +92,17 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(
     remedy = "raise --host-memory" if "--host-memory" in budget else "free memory on this machine"
     assert remedy in done.err
     assert "another machine" not in done.err  # that is for plan
+
+
+@pytest.mark.usefixtures("command")
+def test_windows_that_the_machine_cannot_hold_are_refused_before_weights_are_read(
+    ids: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    no_load(monkeypatch)
+    memory = machine.Memory(10**6, 10**6, None, 10**6)
+    monkeypatch.setattr(machine, "memory", lambda: memory)
+    done = wscope("generate", *MODEL, "--tokens", ids, "--host-memory", "1GB", "--quiet")
+    refused(done, 3, "this machine's memory", "short by", "free memory on this machine")
 
 
 @pytest.mark.usefixtures("command")

@@ -1,10 +1,11 @@
 """`wscope plan`: the bytes of every region for a model, a batch and a length, and the largest that fit."""
 
 import argparse
+import dataclasses
 import logging
 import sys
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final
 
 from rich.table import Table
 
@@ -27,22 +28,6 @@ _ROLES: Final = {
 }
 
 
-class Budgets(NamedTuple):
-    """What a plan is held against.
-
-    Attributes:
-        host: bytes of host memory.
-        gpu: bytes of GPU memory, or None without a GPU.
-        is_shared: the host's has to hold what lies on the device, too.
-        notes: where the figures come from.
-    """
-
-    host: int
-    gpu: int | None
-    is_shared: bool
-    notes: tuple[str, ...]
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Runs the verb; returns 0 if the table could be computed.
 
@@ -56,7 +41,7 @@ def run(arguments: argparse.Namespace) -> int:
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     model = configurations.read(arguments.model, arguments.dtype)
     max_len = arguments.max_model_len or model.position_limit
-    budgets = _budgets(arguments)
+    gpu = _gpu_memory(arguments)
     plan = memory_plan.plan(
         model.streams,
         policy=policy,
@@ -64,11 +49,9 @@ def run(arguments: argparse.Namespace) -> int:
         max_len=max_len,
         window=arguments.window,
         itemsize=configurations.ITEM_BYTES[model.dtype],
-        host_memory=budgets.host,
-        gpu_memory=budgets.gpu,
-        is_shared=budgets.is_shared,
         weights=model.weight_bytes,
         position_limit=model.position_limit,
+        **machine.budgets(arguments.host_memory, gpu)._asdict(),
     )
     if max_len > model.position_limit:
         log.warning(
@@ -77,44 +60,51 @@ def run(arguments: argparse.Namespace) -> int:
             model.position_limit,
         )
     if arguments.json:
-        answer.print_json(plan.as_dict())
+        answer.print_json(as_dict(plan))
     else:
         with streams.printing():
-            _print(plan, model, (*_assumptions(plan, model, arguments), *budgets.notes))
+            _print(plan, model, (*_assumptions(plan, model, arguments), *_sources(plan, arguments)))
     if arguments.check:
         _require_fit(plan)
     return 0
 
 
 def _require_fit(plan: "Plan") -> None:
-    flags = " and ".join(f"--{name}-memory" for name in plan.shortages)
+    other = "give {} to plan for another machine"
     plan.require_fit(
         shorter="lower --max-model-len to {}",
         fewer="lower --batch to {}",
-        larger="give --host-memory and --gpu-memory to plan for another machine"
-        if plan.is_shared
-        else f"raise {flags}",
+        larger={
+            "host": other.format("--host-memory and --gpu-memory")
+            if plan.is_shared
+            else "raise --host-memory",
+            "gpu": "raise --gpu-memory",
+            "window": other.format("--gpu-memory"),
+        },
     )
 
 
-def _budgets(arguments: argparse.Namespace) -> Budgets:
-    gpu, notes = arguments.gpu_memory, []
-    if gpu is None and machine.expects_gpu():
-        first = machine.gpus()[0]
-        gpu = first.free
-        notes.append(f"GPU budget: what is free on the {first.name}, {amount(gpu)}")
-    if gpu is None:
-        notes.append("GPU budget: none, there is no GPU here (--gpu-memory plans for one)")
-    if arguments.host_memory is not None:
-        return Budgets(arguments.host_memory, gpu, False, tuple(notes))
+def _gpu_memory(arguments: argparse.Namespace) -> int | None:
+    """The GPU's budget; None without a GPU."""
+    if arguments.gpu_memory is not None or not machine.expects_gpu():
+        return arguments.gpu_memory  # type: ignore[no-any-return]
+    return machine.gpus()[0].free
+
+
+def _sources(plan: "Plan", arguments: argparse.Namespace) -> Iterator[str]:
+    """Where the budgets come from that the user has not given."""
+    if plan.gpu_memory is None:
+        yield "GPU budget: none, there is no GPU here (--gpu-memory plans for one)"
+    elif arguments.gpu_memory is None:
+        yield f"GPU budget: what is free on the {machine.gpus()[0].name}, {amount(plan.gpu_memory)}"
     memory = machine.memory()
-    host = memory.budget
     limit = "" if memory.limit is None else f", its cgroup's limit is {amount(memory.limit)}"
-    notes.append(
-        f"host budget: {amount(host)}, what this machine has left ({amount(memory.room)}{limit}) but for a margin"
-        + ("; without a GPU it has to hold everything" if gpu is None else "")
-    )
-    return Budgets(host, gpu, gpu is None, tuple(notes))
+    left = f"what this machine has left ({amount(memory.room)}{limit}) but for a margin"
+    if plan.window_memory is not None:
+        yield f"weights and windows, without a GPU: {amount(plan.window_memory)}, {left}"
+    elif arguments.host_memory is None and plan.host_memory is not None:
+        whole = "; without a GPU it has to hold everything" if plan.is_shared else ""
+        yield f"host budget: {amount(plan.host_memory)}, {left}{whole}"
 
 
 def _assumptions(
@@ -128,6 +118,45 @@ def _assumptions(
             "CPU share: one half is taken here, a run measures its own; "
             "the sum of both host regions does not depend on it"
         )
+
+
+def _layer_dict(plan: "Plan", layer: "tuple[StreamPlan, ...]") -> dict[str, Any]:
+    return {
+        "bytes": {
+            name: sum(planned.bytes[name] for planned in layer)
+            for name in ("unpinned", "pinned", "window", "spare")
+        },
+        "streams": [
+            {
+                "kind": planned.stream.kind,
+                **dataclasses.asdict(planned.stream.layout),
+                "entry_bytes": plan.footprint.entry_bytes(planned.stream),
+                "bytes": planned.bytes,
+            }
+            for planned in layer
+        ],
+    }
+
+
+def as_dict(plan: "Plan") -> dict[str, Any]:
+    """Plain dicts, lists and numbers, as `--json` prints them."""
+    return {
+        "bytes": plan.bytes,
+        "bytes_per_token": plan.bytes_per_token,
+        "layers": [_layer_dict(plan, layer) for layer in plan.layers],
+        "fits": plan.fits,
+        "short_by": plan.short_by,
+        "why": plan.why,
+        "largest_context": plan.largest_context,
+        "largest_batch": plan.largest_batch,
+        "position_limit": plan.position_limit,
+        "margin": plan.margin,
+        "budgets": {
+            "host": plan.host_memory,
+            "gpu": plan.gpu_memory,
+            "window": plan.window_memory,
+        },
+    }
 
 
 # --- tables ---------------------------------------------------------------------------------------

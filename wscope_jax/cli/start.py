@@ -110,11 +110,9 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
     policy = policies.choose(arguments.policy, arguments.cpu_share)
     model = weights.of(arguments).describe()
     _warn_of_budgets(arguments)
-    host, gpu = arguments.host_memory, devices.memory_left()
+    gpu = devices.memory_left()
     if gpu is not None and arguments.gpu_memory is not None:
         gpu = min(gpu, arguments.gpu_memory)
-    # Without a budget of the user's, and without a GPU, host memory has to hold everything.
-    is_shared = host is None and gpu is None
     planned = memory_plan.plan(
         model.streams,
         policy=policy,
@@ -122,19 +120,18 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
         max_len=arguments.max_model_len or max_len,
         window=arguments.window,
         itemsize=configurations.ITEM_BYTES[model.dtype],
-        host_memory=machine.memory().budget if host is None else host,
-        gpu_memory=gpu,
-        is_shared=is_shared,
-        weights=model.weight_bytes if is_shared or gpu is not None else 0,
+        weights=model.weight_bytes,
+        **machine.budgets(arguments.host_memory, gpu)._asdict(),
     )
-    larger = {
-        "host": "free memory on this machine" if host is None else "raise --host-memory",
-        "gpu": _more_gpu_memory() if arguments.gpu_memory is None else "raise --gpu-memory",
-    }
+    free = "free memory on this machine"
     planned.require_fit(
         shorter=shorter,
         fewer=f"take {{}} of the {batch} sequences",
-        larger=" and ".join(larger[name] for name in planned.shortages),
+        larger={
+            "host": free if arguments.host_memory is None else "raise --host-memory",
+            "gpu": _more_gpu_memory() if arguments.gpu_memory is None else "raise --gpu-memory",
+            "window": free,
+        },
     )
 
 
