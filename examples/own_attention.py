@@ -3,6 +3,8 @@
 Prints how many tokens lie in each region, and how far the output is from attention over everything.
 """
 
+import argparse
+
 import jax
 import jax.numpy as jnp
 from flax import nnx
@@ -45,15 +47,25 @@ def step(state, x, views):
     return views.put(0, view).advance(), o
 
 
-streams = [[Stream(EntryLayout(num_kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM))]]
-policy = policies.WriteScope(share=0.5)
-with InplaceKVCache(streams, policy=policy, batch=1, max_len=PROMPT + STEPS, window=64) as cache:
-    cache.begin_prompt(0, PROMPT)
-    cache.write_prompt(0, [0], lambda views: prefill(state, x[:PROMPT], views))
-    cache.end_prompt(0)
-    for t in range(PROMPT, PROMPT + STEPS):
-        o = cache.step(lambda views, t=t: step(state, x[t], views))
-    print({region.value: tokens for region, tokens in cache.row_tokens(0).items()})
-    everything = (layer.k(x)[None], layer.v(x)[None], jnp.array([PROMPT + STEPS]))
-    dense = attend_reference(layer.q(x[-1:]), *everything, scale=SCALE)
-    print("largest difference to dense attention:", float(jnp.abs(o - dense.o).max()))
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tiny", action="store_true", help="accepted; it takes seconds as it is")
+    parser.parse_args()
+    streams = [[Stream(EntryLayout(num_kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM))]]
+    policy = policies.WriteScope(share=0.5)
+    with InplaceKVCache(
+        streams, policy=policy, batch=1, max_len=PROMPT + STEPS, window=64
+    ) as cache:
+        cache.begin_prompt(0, PROMPT)
+        cache.write_prompt(0, [0], lambda views: prefill(state, x[:PROMPT], views))
+        cache.end_prompt(0)
+        for t in range(PROMPT, PROMPT + STEPS):
+            o = cache.step(lambda views, t=t: step(state, x[t], views))
+        print({region.value: tokens for region, tokens in cache.row_tokens(0).items()})
+        everything = (layer.k(x)[None], layer.v(x)[None], jnp.array([PROMPT + STEPS]))
+        dense = attend_reference(layer.q(x[-1:]), *everything, scale=SCALE)
+        print("largest difference to dense attention:", float(jnp.abs(o - dense.o).max()))
+
+
+if __name__ == "__main__":
+    main()

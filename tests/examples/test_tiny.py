@@ -25,6 +25,16 @@ def test_runs(example: Path) -> None:
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_help_is_all_that_it_prints(example: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(example), "--help"], capture_output=True, text=True, timeout=120
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith(f"usage: {example.name} [-h]")
+    assert example.read_text().splitlines()[0].strip('"').split()[0] in done.stdout
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_is_short(example: Path) -> None:
     assert len(example.read_text().splitlines()) <= 80
 
