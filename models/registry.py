@@ -13,7 +13,17 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from wscope_jax.checkpoint import Checkpoint, Place, Stored, locate, open_directory, read_json, show
+from wscope_jax.arguments import MOST_SEED, instance, integer, shown
+from wscope_jax.checkpoint import (
+    Checkpoint,
+    Place,
+    Stored,
+    locate,
+    open_directory,
+    read_json,
+    require_path,
+    show,
+)
 from wscope_jax.errors import CapacityError, CheckpointError, UsageError, is_out_of_memory
 from wscope_jax.models import deepseek_v2, mixtral, qwen3_moe
 from wscope_jax.models.config import ModelConfig
@@ -92,6 +102,7 @@ def read_file(path: Path, generation: Path | None = None) -> ModelConfig:
     Raises:
         CheckpointError: See `read_config`.
     """
+    require_path("path", path)
     fields = Fields(read_json(path), path)
     family = _find_family(fields)
     generation_values = {} if generation is None else read_json(generation)
@@ -125,8 +136,9 @@ def abstract(config: ModelConfig, dtype: str) -> Decoder:
         dtype: "bfloat16" or "float32", the dtype of all parameters.
 
     Raises:
-        UsageError: `dtype` is another.
+        UsageError: `dtype` is another, or `config` is none.
     """
+    instance("config", config, ModelConfig, "what models.read_config(directory) returns")
     build, number = BY_TYPE[config.model_type].build, _dtype(dtype)
     return nnx.eval_shape(lambda: build(config, number))
 
@@ -143,8 +155,9 @@ def random(config: ModelConfig, seed: int, dtype: str) -> Decoder:
 
     Raises:
         CapacityError: The weights do not fit into memory.
-        UsageError: `dtype` is another.
+        UsageError: `dtype` is another, `config` is none, or the seed is out of range.
     """
+    seed = integer("seed", seed, 0, MOST_SEED)
     graphdef, state = nnx.split(abstract(config, dtype))
     leaves, tree = jax.tree.flatten(state)
     words = jnp.array([seed >> 32, seed & 0xFFFFFFFF], jnp.uint32)
@@ -182,10 +195,13 @@ def load(
         CheckpointError: Anything is wrong with the checkpoint; see `read_config` and `Checkpoint`.
         UsageError: `dtype` is another.
     """
+    if dtype is not None:
+        _dtype(dtype)
     config = read_config(directory)  # before the headers: what is wrong with it is plainer
     checkpoint = Checkpoint(directory)
     config = _settle(config, checkpoint)
-    dtype = dtype or choose_dtype(config.dtype, checkpoint.tensors, checkpoint.directory)
+    if dtype is None:
+        dtype = choose_dtype(config.dtype, checkpoint.tensors, checkpoint.directory)
     graphdef, state = nnx.split(abstract(config, dtype))
     wanted, variables = _places(config, state), dict(nnx.to_flat_state(state))
     placed: dict[Key, Any] = {}
@@ -198,8 +214,11 @@ def places(config: ModelConfig, checkpoint: Checkpoint) -> list[Place]:
     """Where the checkpoint may store each parameter of the model that `load` makes of it.
 
     Raises:
+        UsageError: An argument is none of these.
         CheckpointError: The number of layers is far from what is stored.
     """
+    instance("config", config, ModelConfig, "what models.read_config(directory) returns")
+    instance("checkpoint", checkpoint, Checkpoint, "Checkpoint(directory)")
     config = _settle(config, checkpoint)
     return _places(config, nnx.state(abstract(config, "bfloat16")))
 
@@ -258,6 +277,8 @@ def _check_layers(config: ModelConfig, checkpoint: Checkpoint) -> None:
 
 
 def _dtype(name: str) -> np.dtype[Any]:
-    if name not in DTYPES:
-        raise UsageError(f"dtype: {show(name)} is not supported; choose one of {', '.join(DTYPES)}")
+    if not isinstance(name, str) or name not in DTYPES:
+        raise UsageError(
+            f"dtype: {shown(name)} is not supported; choose one of {', '.join(DTYPES)}"
+        )
     return DTYPES[name]

@@ -54,6 +54,7 @@ FLOORS: Final = {
     "memory_plan": (5, 0),
     "configurations": (5, 0),
     "calibration": (5, 0),
+    "settings": (5, 0),
     "caches": (5, 1),
     "programs": (5, 1),
     "steps": (5, 2),
@@ -64,7 +65,9 @@ FLOORS: Final = {
     "__main__": (6, 0),
 }
 # Models know neither cache nor policy.
-MODELS_MAY_NAME: Final = {"layout", "errors", "checkpoint", "experts", "schedules", "models"}
+MODELS_MAY_NAME: Final = {
+    *("layout", "errors", "arguments", "checkpoint", "experts", "schedules", "models"),
+}
 # Bookkeeping without tensors: pure Python, so that it can be tested by the thousand.
 WITHOUT_ARRAYS: Final = {
     "errors",

@@ -1,13 +1,19 @@
-"""Numbers that callers give, as Python's own, or a UsageError that says what was expected."""
+"""What callers give, numbers as Python's own, or a UsageError that says what was expected."""
 
 import math
 import numbers
 import operator
+from collections.abc import Iterable
 from typing import Any, Final
 
 from wscope_jax.errors import UsageError
 
 MOST_SEED: Final = 2**63 - 1  # here, where no jax is: seeds are checked before it may start
+
+
+def shown(given: Any) -> str:
+    """What a caller gave, as one short line."""
+    return " ".join(f"{given!r:.60}".split())
 
 
 def integer(name: str, given: Any, least: int, most: int | None = None) -> int:
@@ -28,7 +34,7 @@ def integer(name: str, given: Any, least: int, most: int | None = None) -> int:
         value = None
     if value is None or value < least or (most is not None and value > most):
         allowed = f"of at least {least}" if most is None else f"from {least} to {most}"
-        raise UsageError(f"{name}: expected an integer {allowed}, got {given!r:.60}")
+        raise UsageError(f"{name}: expected an integer {allowed}, got {shown(given)}")
     return value
 
 
@@ -49,5 +55,65 @@ def number(name: str, given: Any, least: float, most: float, *, above_least: boo
     value = float(given) if is_number else math.nan
     if not least <= value <= most or (above_least and value == least):
         sides = f"above {least:g}, up to {most:g}" if above_least else f"{least:g} to {most:g}"
-        raise UsageError(f"{name}: expected a number {sides}, got {given!r:.60}")
+        raise UsageError(f"{name}: expected a number {sides}, got {shown(given)}")
     return value
+
+
+def boolean(name: str, given: Any) -> bool:
+    """True or False.
+
+    Raises:
+        UsageError: anything else, 1 and 0 too.
+    """
+    if not isinstance(given, bool):
+        raise UsageError(f"{name}: expected True or False, got {shown(given)}")
+    return given
+
+
+def array(name: str, given: Any, kind: str, *shape: int | str) -> None:
+    """Checks an array, or what JAX traces in place of one.
+
+    Args:
+        name: what the message calls it.
+        given: what the caller gave.
+        kind: "float" or "int", of any width.
+        shape: numbers of each dimension; a letter for any number.
+
+    Raises:
+        UsageError: no array, or one of another kind or shape.
+    """
+    sizes: Any = getattr(given, "shape", None)
+    dtype = str(getattr(given, "dtype", None))
+    is_array = isinstance(sizes, tuple)
+    fits = is_array and kind in dtype and len(sizes) == len(shape)
+    if not fits or any(w != s for s, w in zip(sizes, shape, strict=True) if not isinstance(w, str)):
+        got = f"{dtype} {list(sizes)}" if is_array else shown(given)
+        wanted = ", ".join(map(str, shape))
+        raise UsageError(f"{name}: expected an array of {kind}s [{wanted}], got {got}")
+
+
+def instance(name: str, given: Any, kind: type, example: str) -> None:
+    """Checks an object of a class.
+
+    Raises:
+        UsageError: it is of another, or is the class.
+    """
+    if not isinstance(given, kind):
+        raise UsageError(f"{name}: expected {example}, got {_called(given)}")
+
+
+def having(name: str, given: Any, members: Iterable[str], example: str) -> None:
+    """Checks an object by what it has.
+
+    Raises:
+        UsageError: it is a class, or lacks something.
+    """
+    names = list(members)
+    missing = [member for member in names if not hasattr(given, member)]
+    if missing or isinstance(given, type):
+        lacks = f", which lacks {', '.join(missing)}" if 0 < len(missing) < len(names) else ""
+        raise UsageError(f"{name}: expected {example}, got {_called(given)}{lacks}")
+
+
+def _called(given: Any) -> str:
+    return f"the class {given.__name__}" if isinstance(given, type) else shown(given)

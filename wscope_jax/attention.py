@@ -6,12 +6,15 @@ prompt, whose entries go straight to their final home. `evict` moves the oldest 
 """
 
 import dataclasses
+import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from wscope_jax.layout import ByteOrder, Entries
+from wscope_jax.arguments import array, instance, number
+from wscope_jax.layout import ByteOrder, Entries, EntryLayout
 from wscope_jax.ops import host
 from wscope_jax.ops.packing import pack
 from wscope_jax.ops.prefill import causal_attention
@@ -125,7 +128,16 @@ def attend(
 
     Returns:
         o [B, H, V] in the dtype of q, and the view.
+
+    Raises:
+        UsageError: an argument of another type or shape.
     """
+    _check(entries, view, scale)
+    layout, num_rows = view.layouts[0], view.shared.length.shape[0]
+    array("q", q, "float", num_rows, "H", layout.key_dim)
+    _check_entries(entries, num_rows, layout)
+    if sink is not None:
+        array("sink", sink, "float", q.shape[1])
     q, view = begin(q, view, scale=scale)
     return end(q, entries, view, scale=scale, sink=sink)
 
@@ -156,8 +168,18 @@ def attend_prompt(
 
     Returns:
         o [T, H, V] in the dtype of q, and the view; V is that of `attended`, if given.
+
+    Raises:
+        UsageError: an argument of another type or shape.
     """
+    _check(entries, view, scale)
     layout, spec = view.layouts[0], view.spec
+    array("q", q, "float", "T", "H", layout.key_dim if attended is None else "K")
+    _check_entries(entries, q.shape[0], layout)
+    if attended is not None:
+        instance("attended", attended, Entries, "Entries(key, value) or None")
+    for name, scalar in (("row", row), ("length", length)):
+        array(name, scalar, "int")
     key, value = entries if attended is None else attended
     value = key[..., : layout.value_dim] if value is None else value
     with jax.named_scope("prefill"):
@@ -168,6 +190,22 @@ def attend_prompt(
     start = (length // spec.block) * spec.block if spec.has_calls else jnp.int32(0)
     rings = fill(view.rings[0], stored, row, start, length)
     return o, dataclasses.replace(view, rings=(rings, *view.rings[1:]))
+
+
+def _check(entries: Any, view: Any, scale: Any) -> None:
+    """Raises UsageError for what is no view, no entries or no number."""
+    instance("entries", entries, Entries, "Entries(key, value)")
+    instance("view", view, View, "a layer's view, such as views[i]")
+    number("scale", scale, 0.0, math.inf, above_least=True)
+
+
+def _check_entries(entries: Entries, num: int, layout: EntryLayout) -> None:
+    """Raises UsageError for entries that are not `num` of this layout."""
+    array("entries.key", entries.key, "float", num, layout.num_kv_heads, layout.key_dim)
+    if layout.value_in_key:
+        instance("entries.value", entries.value, type(None), "None: it is in the key")
+    else:
+        array("entries.value", entries.value, "float", num, layout.num_kv_heads, layout.value_dim)
 
 
 def evict(

@@ -5,7 +5,7 @@ from typing import TypeVar
 
 import jax.numpy as jnp
 
-from wscope_jax.arguments import integer
+from wscope_jax.arguments import instance, integer, shown
 from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.decoding import Decoding
 from wscope_jax.errors import UsageError
@@ -66,8 +66,12 @@ class InplaceKVCache:
         window = check_window(window)
         batch, max_len = integer("batch", batch, 1), integer("max_len", max_len, 1)
         policy = require(policy)
-        if dtype not in ("float32", "bfloat16"):
-            raise UsageError(f"dtype: entries are stored as float32 or bfloat16, got {dtype!r}")
+        if not isinstance(dtype, str) or dtype not in ("float32", "bfloat16"):
+            raise UsageError(
+                f"dtype: entries are stored as float32 or bfloat16, got {shown(dtype)}"
+            )
+        if host_memory is not None:
+            host_memory = integer("host_memory", host_memory, 0)
         stream = _only_stream(streams)
         self.layout = stream.layout
         self.num_layers = len(streams)
@@ -77,6 +81,7 @@ class InplaceKVCache:
         self.policy = policy
         self.work = Work()
         self.compiled = CompiledPrograms() if compiled is None else compiled
+        instance("compiled", self.compiled, CompiledPrograms, "CompiledPrograms() or None")
         size = Footprint(
             streams=tuple(map(tuple, streams)),
             batch=batch,

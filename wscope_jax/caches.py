@@ -104,7 +104,7 @@ class Caches:
             UsageError: an impossible argument.
             CapacityError: it does not fit.
         """
-        policy = policy or self.choose(batch, max_len)
+        policy = self.choose(batch, max_len) if policy is None else policy
         self.plan(policy, batch, max_len).require_fit()
         return InplaceKVCache(
             self._streams,

@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from wscope_jax import _ffi, cores, devices, forks
+from wscope_jax.arguments import integer
 from wscope_jax.errors import MachineError, WscopeError
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS
@@ -27,6 +28,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 DEADLINE_S: Final = 120.0  # a store that takes longer than this has hung
+MOST_DELAY_MS: Final = 60_000  # of a fault
 SLICE_S: Final = 0.1  # waited at a time, so that Ctrl-C is noticed in between
 TIMING_FIELDS: Final = (
     "cpu_ns",
@@ -222,7 +224,10 @@ class Dispatcher:
 
     def set_fault(self, *, store_delay_ms: int = 0, job_delay_ms: int = 0) -> None:
         """Slows stores and host jobs down: for tests of timing."""
-        self._queue.set_fault(store_delay_ms=store_delay_ms, job_delay_ms=job_delay_ms)
+        self._queue.set_fault(
+            store_delay_ms=integer("store_delay_ms", store_delay_ms, 0, MOST_DELAY_MS),
+            job_delay_ms=integer("job_delay_ms", job_delay_ms, 0, MOST_DELAY_MS),
+        )
 
     def close(self, *, over: bool = True) -> None:
         """Ends all work under way; may be called twice, and does nothing in a forked child.

@@ -2,7 +2,6 @@
 
 import functools
 import logging
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,14 +9,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax import devices, forced, forks, policies
-from wscope_jax.arguments import integer
+from wscope_jax import devices, forced, forks, policies, settings
+from wscope_jax.arguments import boolean, integer
 from wscope_jax.caches import Caches
 from wscope_jax.calls import Call
+from wscope_jax.checkpoint import require_path
 from wscope_jax.dispatcher import start_workers
 from wscope_jax.errors import UsageError
 from wscope_jax.generation import Generation
-from wscope_jax.layout import check_window
 from wscope_jax.models import registry
 from wscope_jax.policies import Policy, Resident
 from wscope_jax.programs import ModelPrograms
@@ -25,7 +24,7 @@ from wscope_jax.progress import SILENT, Progress
 from wscope_jax.rows import Result
 from wscope_jax.sampling import Sampling
 from wscope_jax.sizes import amount
-from wscope_jax.token_ids import Prompt, id_array
+from wscope_jax.token_ids import Prompt, id_array, prompt_ids
 from wscope_jax.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
@@ -70,11 +69,12 @@ class Engine:
         progress: Progress = SILENT,
     ) -> None:
         forks.mark_started()
-        chosen = _check(policy, window, gpu_memory, host_memory, threads)
+        chosen = settings.check(policy, window, gpu_memory, host_memory, threads, progress)
+        settings.check_model(model, tokenizer)
         self.model = model
         self.window = window
         self.tokenizer = tokenizer
-        self.eos_ids = eos_ids
+        self.eos_ids = settings.end_ids(eos_ids)
         self.progress = progress
         self._is_closed = False
         self._programs = ModelPrograms(model)
@@ -125,9 +125,10 @@ class Engine:
             MachineError: see the class.
         """
         forks.mark_started()
-        if not isinstance(directory, str | os.PathLike):
-            raise UsageError(f"directory: expected the path of a checkpoint, got {directory!r:.60}")
-        _check(policy, window, gpu_memory, host_memory, threads)  # before the weights are read
+        require_path("directory", directory)
+        # Before the weights are read.
+        settings.check(policy, window, gpu_memory, host_memory, threads, progress)
+        boolean("check_tensors", check_tensors)
         if gpu_memory is not None and devices.current().platform == "cpu":
             log.warning(
                 "gpu_memory: there is no GPU here; the budget of %s is not used", amount(gpu_memory)
@@ -156,7 +157,7 @@ class Engine:
 
     @policy.setter
     def policy(self, policy: Policy) -> None:
-        self._caches.policy = policy
+        self._caches.policy = policies.require(policy)
 
     # --- text -------------------------------------------------------------------------------------------------------
 
@@ -189,7 +190,7 @@ class Engine:
             tokenizer=self.tokenizer,
         )
         self._warn_of_positions(call.max_len)
-        used = policy or self._caches.choose(len(call.ids), call.max_len)
+        used = self._caches.choose(len(call.ids), call.max_len) if policy is None else policy
         return Generation(
             self._programs,
             self._caches.make(len(call.ids), call.max_len, used),
@@ -266,8 +267,9 @@ class Engine:
     def find_broken(self, ids: Sequence[int]) -> str | None:
         """Where numbers stop being finite as the model reads `ids`: "the embedding", "layer 3", "the head"."""
         self._check_open()
-        with self._caches.make(1, len(ids), policy=Resident()) as cache:
-            return forced.find_broken(self._programs, cache, ids)
+        (row,) = prompt_ids([ids], self.model.vocab_size, None)
+        with self._caches.make(1, len(row), policy=Resident()) as cache:
+            return forced.find_broken(self._programs, cache, row)
 
     # --- inside -----------------------------------------------------------------------------------------------------
 
@@ -304,15 +306,3 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # An interruption does not wait for what is being compiled ahead.
         self._close(wait=kind is None or issubclass(kind, Exception))
-
-
-def _check(policy: Any, window: Any, gpu_memory: Any, host_memory: Any, threads: Any) -> Policy:
-    """The policy that was named or given, if it and the numbers are possible."""
-    for name, budget in (("gpu_memory", gpu_memory), ("host_memory", host_memory)):
-        is_number = isinstance(budget, int) and not isinstance(budget, bool)
-        if budget is not None and not (is_number and budget > 0):
-            raise UsageError(f"{name}: expected a positive number of bytes, got {budget!r}")
-    check_window(window)
-    if threads is not None:
-        integer("threads", threads, 1)
-    return policies.choose(policy) if isinstance(policy, str) else policies.require(policy)

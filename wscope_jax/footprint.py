@@ -16,6 +16,7 @@ from wscope_jax.layout import WINDOW_SPARE, Stream, check_window
 CHUNK_ENTRIES: Final = (
     16_384  # entries of one layer in a streamed chunk: the paper's PING-PONG at batch 32
 )
+MOST: Final = (1 << 31) - 1  # tokens of a row, and rows: positions are int32
 LAYERS_IN_FLIGHT: Final = 2  # prefill layers whose entries may be alive outside their home
 
 Layers = tuple[tuple[Stream, ...], ...]
@@ -75,8 +76,8 @@ class Footprint:
 
     def __post_init__(self) -> None:
         check_window(self.window)
-        for name in ("batch", "max_len"):
-            integer(name, getattr(self, name), 1)
+        for name in ("batch", "max_len", "itemsize", "chunk_entries"):
+            integer(name, getattr(self, name), 1, MOST)
 
     def is_placed(self, stream: Stream) -> bool:
         """Whether full blocks of the stream go to host memory."""

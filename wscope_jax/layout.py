@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
-from wscope_jax.arguments import integer
+from wscope_jax.arguments import boolean, instance, integer, shown
 from wscope_jax.errors import UsageError
 
 WINDOW_SIZES: Final = (32, 64, 128, 256, 512)  # entries in a block; 256 is what is tuned
@@ -86,6 +86,7 @@ class EntryLayout:
     def __post_init__(self) -> None:
         for name in ("num_kv_heads", "key_dim", "value_dim", "tokens_per_entry"):
             object.__setattr__(self, name, integer(name, getattr(self, name), 1))
+        boolean("value_in_key", self.value_in_key)
         if self.value_in_key and self.value_dim > self.key_dim:
             raise UsageError(
                 f"value_dim: a value inside the key has at most key_dim={self.key_dim} numbers, "
@@ -119,8 +120,8 @@ class Stream:
     kind: str = "placed"
 
     def __post_init__(self) -> None:
-        if not isinstance(self.layout, EntryLayout):
-            raise UsageError(f"layout: expected an EntryLayout, got {self.layout!r:.60}")
+        instance("layout", self.layout, EntryLayout, "an EntryLayout")
+        instance("kind", self.kind, str, "'placed'")
         if self.kind != "placed":
             raise NotImplementedError(
                 f"kind: only 'placed' streams are supported, got {self.kind!r}"
@@ -134,7 +135,7 @@ def check_window(window: Any) -> int:
         UsageError: it may not.
     """
     if not isinstance(window, int | np.integer) or window not in WINDOW_SIZES:
-        raise UsageError(f"window: expected one of {WINDOW_SIZES}, got {window!r:.60}")
+        raise UsageError(f"window: expected one of {WINDOW_SIZES}, got {shown(window)}")
     return int(window)
 
 
@@ -148,11 +149,11 @@ def check_layers(streams: Any) -> None:
         "streams: expected one list of streams a layer, such as [[Stream(layout)]] * num_layers"
     )
     if not isinstance(streams, Sequence) or not streams:
-        raise UsageError(f"{expected}, got {streams!r:.60}")
+        raise UsageError(f"{expected}, got {shown(streams)}")
     for i, layer in enumerate(streams):
         is_layer = isinstance(layer, Sequence) and layer
         if not is_layer or not all(isinstance(stream, Stream) for stream in layer):
-            raise UsageError(f"{expected}, got {layer!r:.60} for layer {i}")
+            raise UsageError(f"{expected}, got {shown(layer)} for layer {i}")
 
 
 def byte_order(region: Region) -> ByteOrder:

@@ -7,14 +7,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from wscope_jax import machine
-from wscope_jax.arguments import integer
+from wscope_jax.arguments import boolean, integer
 from wscope_jax.errors import CapacityError
-from wscope_jax.footprint import CHUNK_ENTRIES, Footprint
+from wscope_jax.footprint import CHUNK_ENTRIES, MOST, Footprint
 from wscope_jax.layout import Region, Stream, check_layers, check_window
 from wscope_jax.policies import Policy, require
 from wscope_jax.sizes import amount
 
-MOST: Final = (1 << 31) - 1  # tokens of a row, and rows: positions are int32
 _FREE: Final = "free host memory"
 
 
@@ -258,6 +257,17 @@ def plan(
     check_window(window)
     for name, count in (("batch", batch), ("max_model_len", max_len)):
         integer(name, count, 1, MOST)
+    integer("weights", weights, 0)
+    limits = {
+        "host_memory": host_memory,
+        "gpu_memory": gpu_memory,
+        "window_memory": window_memory,
+        "position_limit": position_limit,
+    }
+    for name, limit in limits.items():
+        if limit is not None:
+            integer(name, limit, 0)
+    boolean("is_shared", is_shared)
     return Plan(
         footprint=Footprint(
             streams=tuple(map(tuple, streams)),

@@ -5,6 +5,8 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
+from wscope_jax.arguments import instance
+
 
 class Partial(NamedTuple):
     """Attention of some queries over some entries.
@@ -32,8 +34,13 @@ def merge(*partials: Partial) -> Partial:
     The order of the arguments fixes the order of the sums, so equal inputs give equal bits. Empty partials
     drop out; the union of empty sets is the empty partial, never a NaN.
 
+    Raises:
+        UsageError: there is none, or something else.
+
     Source: the log-sum-exp merge of the paper's sequence-dimension split.
     """
+    for part in partials or (None,):
+        instance("partials", part, Partial, "Partial(o, lse), at least one")
     top = partials[0].lse
     for part in partials[1:]:
         top = jnp.maximum(top, part.lse)

@@ -7,6 +7,7 @@ from typing import TypeVar
 import jax
 
 from wscope_jax import devices, forks
+from wscope_jax.arguments import shown
 from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.errors import CapacityError, UsageError, is_out_of_memory
 from wscope_jax.footprint import Footprint
@@ -91,9 +92,13 @@ class Regions:
             fn: runs the program.
 
         Raises:
-            UsageError: the program did not return views, or not advanced ones.
+            UsageError: `fn` is no function, or the program did not return views, or not advanced ones.
             WscopeError: see `Dispatcher.dispatch`.
         """
+        if not callable(fn):
+            raise UsageError(
+                f"fn: expected a function of the views that runs a program, got {shown(fn)}"
+            )
 
         def run() -> tuple[jax.Array, tuple[Views, T]]:
             views, out = fn(self.views)

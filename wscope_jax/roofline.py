@@ -10,7 +10,7 @@ import math
 import statistics
 from typing import Final
 
-from wscope_jax.errors import UsageError
+from wscope_jax.arguments import instance, number
 
 LEAST_COST_S: Final = 1e-13  # per entry; no memory is so fast, a clock is wrong
 MOST_COST_S: Final = 10.0  # per entry and for a fixed cost; above it likewise
@@ -86,11 +86,12 @@ class Roofline:
             ("cpu_fixed_s", 0.0),
             ("link_fixed_s", 0.0),
         ):
-            value = getattr(self, name)
-            if not least <= value <= MOST_COST_S:
-                raise UsageError(
-                    f"{name}: expected {least:g} to {MOST_COST_S:g} seconds, got {value}"
-                )
+            number(name, getattr(self, name), least, MOST_COST_S)
+        number("nudge", self.nudge, -math.inf, math.inf)
+        for name in ("cpu_samples", "link_samples"):
+            instance(name, samples := getattr(self, name), tuple, "a tuple of numbers")
+            for sample in samples:
+                number(name, sample, 0.0, MOST_COST_S)
 
     def cpu_share(self, num_placed: int) -> float:
         """The share r at which CPU and link take equally long.
@@ -109,8 +110,7 @@ class Roofline:
 
         Source: equation 2.
         """
-        if not num_placed >= 0:
-            raise UsageError(f"num_placed: expected at least 0 entries, got {num_placed}")
+        number("num_placed", num_placed, 0.0, math.inf)
         both = self.cpu_s_per_entry + self.link_s_per_entry
         share = self.link_s_per_entry / both
         head_start = self.link_fixed_s - self.cpu_fixed_s
@@ -138,6 +138,7 @@ class Roofline:
         is not measured, but is not lost either: unless its fixed cost forbids it, no share is
         exactly 0 or 1, so routing gives each side a block now and then.
         """
+        instance("timing", timing, StepTiming, "a StepTiming")
         half = math.exp(self.nudge / 2)
         cpu = _Cost(self.cpu_s_per_entry / half, self.cpu_fixed_s, self.cpu_samples)
         link = _Cost(self.link_s_per_entry * half, self.link_fixed_s, self.link_samples)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from wscope_jax.arguments import shown
 from wscope_jax.errors import UsageError
 from wscope_jax.tokenizer import Tokenizer
 
@@ -28,11 +29,9 @@ def prompt_ids(
     """
     if isinstance(prompts, str):
         raise UsageError("prompts: expected a list of prompts, got one text; give [text]")
-    given: Any = prompts
-    is_list = isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0  # no scalar array
-    if isinstance(given, bytes | bytearray) or not (given is None or is_list):
-        raise UsageError(f"prompts: expected a list of prompts, got {prompts!r:.60}")
-    each = [] if given is None else list(given)
+    if prompts is not None and not _is_list(prompts):
+        raise UsageError(f"prompts: expected a list of prompts, got {shown(prompts)}")
+    each: list[Any] = [] if prompts is None else list(prompts)
     if not each:
         raise UsageError("prompts: expected at least one prompt, got none")
     return [_ids(number, prompt, vocab_size, tokenizer) for number, prompt in enumerate(each)]
@@ -44,7 +43,12 @@ def id_array(ids: Any, vocab_size: int) -> npt.NDArray[np.int32]:
     Raises:
         UsageError: another type or shape, nothing at all, an id out of range.
     """
-    array = np.asarray(ids)
+    try:
+        array = np.asarray(ids)
+    except ValueError:  # rows of different lengths
+        raise UsageError(
+            f"tokens: expected integers [T] or [B, T], got {shown(ids)}; give rows of one length"
+        ) from None
     if array.dtype.kind not in "iu" or array.ndim not in (1, 2) or array.size == 0:
         raise UsageError(
             f"tokens: expected integers [T] or [B, T], at least one, got {array.dtype} {list(array.shape)}"
@@ -82,14 +86,20 @@ def _ids(number: int, prompt: Prompt, vocab_size: int, tokenizer: Tokenizer | No
         if tokenizer is None:
             raise UsageError("prompt: this checkpoint has no tokenizer.json; give token ids")
         ids = tokenizer.encode(prompt)
-    elif isinstance(prompt, Iterable) and not isinstance(prompt, bytes | bytearray):
+    elif _is_list(prompt):
         ids = [_integer(value, at, number) for at, value in enumerate(prompt)]
     else:
         raise UsageError(
-            f"prompts: prompt {number} is {prompt!r:.60}; expected a text or a list of token ids"
+            f"prompts: prompt {number} is {shown(prompt)}; expected a text or a list of token ids"
         )
     check_ids(ids, vocab_size, f"prompt {number}")
     return ids
+
+
+def _is_list(given: Any) -> bool:
+    """Whether there is one thing after another in it; there is not in an array without dimensions."""
+    is_bytes = isinstance(given, bytes | bytearray)
+    return isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0 and not is_bytes
 
 
 def _integer(value: Any, at: int, number: int) -> int:

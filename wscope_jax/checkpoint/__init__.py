@@ -9,6 +9,7 @@ from wscope_jax.checkpoint.files import naming as naming
 from wscope_jax.checkpoint.files import open_directory as open_directory
 from wscope_jax.checkpoint.files import read_bytes as read_bytes
 from wscope_jax.checkpoint.files import read_json as read_json
+from wscope_jax.checkpoint.files import require_path as require_path
 from wscope_jax.checkpoint.files import show as show
 from wscope_jax.checkpoint.headers import Stored as Stored
 from wscope_jax.checkpoint.tensors import Checkpoint as Checkpoint

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from wscope_jax.errors import CheckpointError
+from wscope_jax.arguments import shown
+from wscope_jax.errors import CheckpointError, UsageError
 from wscope_jax.strict_json import parse_object
 
 MAX_JSON_BYTES: Final = 16 << 20  # config.json and its like are some kB
@@ -61,12 +62,20 @@ def show(value: object) -> str:
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
+def require_path(name: str, given: Any) -> None:
+    """Raises UsageError for what is no path; a number would be taken for an open file."""
+    if not isinstance(given, str | os.PathLike):
+        raise UsageError(f"{name}: expected the path of a checkpoint, got {shown(given)}")
+
+
 def open_directory(directory: str | os.PathLike[str]) -> Path:
     """The path of a checkpoint directory.
 
     Raises:
+        UsageError: It is no path.
         CheckpointError: It is missing, unreadable or not a directory.
     """
+    require_path("directory", directory)
     path = Path(directory)
     if "\0" in str(path):
         raise CheckpointError(f"{show(str(path))}: no path; name the folder that holds config.json")

@@ -15,9 +15,10 @@ import jax
 import ml_dtypes
 import numpy as np
 
+from wscope_jax.arguments import boolean, shown
 from wscope_jax.checkpoint.files import Problems, open_directory, show
 from wscope_jax.checkpoint.headers import Stored, read_headers
-from wscope_jax.errors import CapacityError, CheckpointError, is_out_of_memory
+from wscope_jax.errors import CapacityError, CheckpointError, UsageError, is_out_of_memory
 from wscope_jax.sizes import amount
 
 DTYPES: Final[Mapping[str, np.dtype[Any]]] = {
@@ -168,11 +169,15 @@ class Checkpoint:
             check_all: look at every number for NaN and infinity, not at a sample of each piece.
 
         Raises:
+            UsageError: `report` is no function, or `check_all` not True or False.
             CapacityError: There is no memory for a parameter.
             CheckpointError: Tensors are missing, unexpected, of a wrong shape or of a dtype that cannot
                 be read: all are in the one message, and nothing was read. Or a file cannot be read
                 to its end, or holds NaN or infinity where it was sampled.
         """
+        boolean("check_all", check_all)
+        if not (report is None or callable(report)):
+            raise UsageError(f"report: expected a function of two numbers, got {shown(report)}")
         match = self.require_whole(places)
         total = sum(math.prod(place.shape) for place in places) * dtype.itemsize
         done = 0

@@ -1,6 +1,7 @@
 """The CPU's attention on ordinary arrays, without a cache."""
 
-from typing import Final
+import math
+from typing import Any, Final
 
 import jax
 import jax.numpy as jnp
@@ -8,7 +9,9 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from wscope_jax import _ffi, devices
-from wscope_jax.layout import ByteOrder, Entries, EntryLayout
+from wscope_jax.arguments import array, integer, number
+from wscope_jax.errors import UsageError
+from wscope_jax.layout import TILE_ENTRIES, ByteOrder, Entries, EntryLayout
 from wscope_jax.ops.packing import pack
 from wscope_jax.partial import Partial, merge
 
@@ -46,11 +49,18 @@ def host_attention(
 
     Returns:
         o [B, H, V] and lse [B, H] in float32; 0 and -inf for a row where nothing counts.
+
+    Raises:
+        UsageError: an argument of another type or shape.
     """
+    _check(q, key, value, lengths, select, sink, block)
     if _ffi.num_workers() == 0:
         _ffi.start_workers(devices.num_workers(None))
     num_rows, num_entries, num_kv_heads, key_dim = key.shape
-    width = value.shape[-1] if value is not None else value_dim or key_dim
+    width = key_dim if value_dim is None else integer("value_dim", value_dim, 1, key_dim)
+    width = width if value is None else value.shape[-1]
+    scale = key_dim**-0.5 if scale is None else scale
+    scale = number("scale", scale, 0.0, math.inf, above_least=True)
     layout = EntryLayout(
         num_kv_heads=num_kv_heads,
         key_dim=key_dim,
@@ -89,10 +99,26 @@ def host_attention(
         value_dim=np.int32(width),
         value_in_key=np.int32(value is None),
         block=np.int32(block),
-        scale=np.float32(key_dim**-0.5 if scale is None else scale),
+        scale=np.float32(scale),
     )
     partial = Partial(o, lse)
     if sink is None:
         return partial
     logits = jnp.broadcast_to(sink.astype(jnp.float32)[None, :], lse.shape)
     return merge(partial, Partial(jnp.zeros_like(o), logits))
+
+
+def _check(q: Any, key: Any, value: Any, lengths: Any, select: Any, sink: Any, block: Any) -> None:
+    """Raises UsageError for what is no array of its shape, and for another block."""
+    array("q", q, "float", "B", "H", "K")
+    num_rows, _, key_dim = q.shape
+    array("key", key, "float", num_rows, "S", "G", key_dim)
+    if value is not None:
+        array("value", value, "float", *key.shape[:3], "V")
+    array("lengths", lengths, "int", num_rows)
+    if select is not None:
+        array("select", select, "bool", num_rows, key.shape[1])
+    if sink is not None:
+        array("sink", sink, "float", q.shape[1])
+    if integer("block", block, TILE_ENTRIES) % TILE_ENTRIES:
+        raise UsageError(f"block: expected a multiple of {TILE_ENTRIES}, got {block}")

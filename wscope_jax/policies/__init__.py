@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any, Final, cast
 
-from wscope_jax.arguments import number
+from wscope_jax.arguments import having, number, shown
 from wscope_jax.errors import UsageError
 from wscope_jax.policies.fixed import CpuOnly as CpuOnly
 from wscope_jax.policies.fixed import GpuOnly as GpuOnly
@@ -29,8 +29,9 @@ def choose(name: str, cpu_share: float | None = None) -> Policy:
     Raises:
         UsageError: unknown name, a share out of range, or a share for a policy that has its own.
     """
-    if name != "auto" and name not in BY_NAME:
-        raise UsageError(f"policy: {name!r} is unknown; choose one of auto, {', '.join(BY_NAME)}")
+    if not isinstance(name, str) or (name != "auto" and name not in BY_NAME):
+        known = ", ".join(BY_NAME)
+        raise UsageError(f"policy: {shown(name)} is unknown; choose one of auto, {known}")
     if cpu_share is None:
         return BY_NAME["write_scope" if name == "auto" else name]()
     if name not in ("auto", "write_scope"):
@@ -46,13 +47,10 @@ def require(policy: Any) -> Policy:
     Raises:
         UsageError: it is a class, a name, or an object that lacks something of `Policy`.
     """
-    expected = "policy: expected an object such as policies.CpuOnly()"
-    if isinstance(policy, type):
-        raise UsageError(f"{expected}, got the class {policy.__name__}")
-    if isinstance(policy, str | None):
-        raise UsageError(f"{expected}, got {policy!r:.60}")
-    members = (name for name in vars(Policy) if not name.startswith("_"))
-    missing = [name for name in members if not hasattr(policy, name)]
-    if missing:
-        raise UsageError(f"{expected}, got {policy!r:.60}, which lacks {', '.join(missing)}")
+    having("policy", policy, _members(Policy), "an object such as policies.CpuOnly()")
+    having("policy.schedule", policy.schedule, ("jobs", "__call__"), "a schedule")
     return cast(Policy, policy)
+
+
+def _members(protocol: type) -> list[str]:
+    return [name for name in vars(protocol) if not name.startswith("_")]
