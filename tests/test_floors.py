@@ -21,6 +21,7 @@ FLOORS: Final = {
             "errors",
             "arguments",
             "forks",
+            "interruption",
             "progress",
             "cgroups",
             "cores",

@@ -196,18 +196,56 @@ def test_a_sudden_end_puts_the_terminal_in_order() -> None:
     assert run_verb(verb)[2] == "<cursor>wscope: interrupted\n"
 
 
+IMPORTING = """
+    import os, signal, sys
+    from wscope_jax import __main__ as command
+
+    class Interrupted:
+        def find_spec(self, name, path, target=None):
+            if name == {module!r}:
+                os.kill(os.getpid(), {number})
+
+    {first}
+    sys.meta_path.insert(0, Interrupted())
+    sys.argv = ["wscope", "--version"]
+    sys.exit(command.main())
+"""
+
+
+@pytest.mark.parametrize(("number", "code"), signals.EXIT_CODES.items())
+@pytest.mark.parametrize(
+    "module", ["wscope_jax.cli", "argparse", "wscope_jax.cli.signals", "wscope_jax.cli.streams"]
+)
+def test_an_import_of_the_command_line_is_ended(
+    module: str, number: signal.Signals, code: int
+) -> None:
+    """Before its own handlers are there; what only imports the entry keeps its handlers."""
+    kept = "assert signal.getsignal(signal.SIGINT) is signal.default_int_handler"
+    done = run_python(IMPORTING.format(module=module, number=number.value, first=kept))
+    assert done[:3] == (code, "", f"wscope: {signals.WORDS[code]}\n")
+
+
+def test_an_interruption_that_is_ignored_stays_so() -> None:
+    """As in a shell's background job."""
+    first = "signal.signal(signal.SIGINT, signal.SIG_IGN)"
+    program = IMPORTING.format(module="argparse", number=signal.SIGINT.value, first=first)
+    code, out, err, _ = run_python(program)
+    assert (code, err) == (0, "")
+    assert out.startswith("wscope ")
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_every_moment_of_a_start(number: signal.Signals) -> None:
-    """From the first moment of `main` on, through the imports, one line and the documented code."""
+    """From the first moment of the entry on, through the imports, one line and the documented code."""
     model = Path(wscope_jax.__file__).parent / "assets" / "demo_model"
     code = signals.EXIT_CODES[number]
-    for step in range(14):
+    for wait_s in (0.0, 0.005, 0.01, 0.015, 0.02, 0.03, *(0.04 * step for step in range(1, 14))):
         with processes.start(processes.environment(), "plan", "--model", model) as process:
             handlers = Path(f"/proc/{process.pid}/status")
             while not int(re.findall(r"SigCgt:\s*(\w+)", handlers.read_text())[0], 16) >> 14 & 1:
                 time.sleep(0.002)
-            time.sleep(step * 0.04)
+            time.sleep(wait_s)
             began = time.monotonic()
             process.send_signal(number)
             out, err = process.communicate(timeout=60)

@@ -19,8 +19,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Final, NoReturn
 
-EXIT_CODES: Final = {signal.SIGINT: 130, signal.SIGTERM: 143}
-WORDS: Final = {130: "interrupted", 143: "terminated"}
+from wscope_jax.interruption import EXIT_CODES as EXIT_CODES
+from wscope_jax.interruption import WORDS as WORDS
+
 STUCK_S: Final = 1.0  # from the signal to the end of the process, while there is nothing to lose
 STUCK_WITH_TEXT_S: Final = (
     10.0  # in a call that does not return once there is: a step may take that long
