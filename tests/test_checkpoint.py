@@ -171,13 +171,26 @@ def test_bad_json(tiny, text, what):
 
 def test_bad_generation_config(tiny):
     (tiny / "generation_config.json").write_text("{")
-    assert str(tiny / "generation_config.json") in fault(tiny)
+    message = fault(tiny)
+    assert str(tiny / "generation_config.json") in message
+    assert message.endswith("; correct it there")
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="the superuser may read everything")
 def test_unreadable_file(tiny):
     (tiny / "config.json").chmod(0)
     assert "cannot be read: Permission denied" in fault(tiny)
+
+
+def test_what_the_system_refuses_says_what_to_look_at(tiny, monkeypatch):
+    def refuse(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "preadv", refuse)
+    message = fault(tiny)
+    assert message.endswith(
+        "cannot be read: Input/output error; check the file and who may read it"
+    )
 
 
 def test_config_that_is_a_directory(tiny):

@@ -77,7 +77,7 @@ def _check(setting: Sampling, vocab_size: int, tokenizer: Tokenizer | None) -> N
     """Raises UsageError for what this model cannot do."""
     if setting.stop and tokenizer is None:
         raise UsageError(
-            "stop: this checkpoint has no tokenizer.json, so there is no text to find stop strings in"
+            "stop: this checkpoint has no tokenizer.json, so there is no text to find stop strings in; give none"
         )
     if setting.top_k > vocab_size:
         raise UsageError(

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from wscope_jax.checkpoint import locate, open_directory, read_json, show
+from wscope_jax.checkpoint import locate, open_directory, read_json, show, unreadable
 from wscope_jax.errors import CheckpointError, MachineError, UsageError
 
 TEMPLATE_FILE: Final = "chat_template.jinja"
@@ -57,7 +57,8 @@ class ChatTemplate:
         is_alone = config_path is None or config.get("chat_template") is None
         if path is not None and is_alone:
             raise UsageError(
-                f"--chat-template {show(name)}: {path} is the only one, which is called {show(DEFAULT)}"
+                f"--chat-template {show(name)}: {path} is the only one, which is called {show(DEFAULT)}; "
+                "leave the option out"
             )
         if config_path is None or is_alone:
             raise CheckpointError(
@@ -168,7 +169,7 @@ def _read(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise CheckpointError(f"{path}: not UTF-8 at byte {error.start}; {_remedy}") from None
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise unreadable(path, error) from None
 
 
 def _choose(found: Any, name: str, path: Path) -> str:

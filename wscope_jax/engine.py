@@ -248,7 +248,9 @@ class Engine:
             "max_model_len", num_tokens if max_model_len is None else max_model_len, 1
         )
         if num_tokens > max_len:
-            raise UsageError(f"tokens: {num_tokens} tokens exceed max_model_len={max_len}")
+            raise UsageError(
+                f"tokens: {num_tokens} tokens exceed max_model_len={max_len}; give fewer or raise it"
+            )
         self._warn_of_positions(num_tokens)
         with self._caches.make(batch, max_len, policy) as cache:
             out = forced.score(self._programs, cache, ids_BT, prefill, self.progress)

@@ -267,5 +267,5 @@ class Placement:
     def _live(self, row: int) -> RowRecord:
         record = self.rows[self.index(row)]
         if not record.is_live:
-            raise UsageError(f"row: row {row} holds no sequence")
+            raise UsageError(f"row: row {row} holds no sequence; begin a prompt in it first")
         return record

@@ -75,7 +75,9 @@ class Prompts:
         numbers = [integer("layers", layer, 0, self._num_layers - 1) for layer in layers]
         for at, layer in enumerate(numbers):
             if layer not in missing or layer in numbers[:at]:
-                raise UsageError(f"layers: layer {layer} of row {row} is written already")
+                raise UsageError(
+                    f"layers: layer {layer} of row {row} is written already; write each once"
+                )
         return numbers
 
     def plan(self, row: int, layers: Sequence[int], spec: CacheSpec) -> tuple[StepPlan, int]:

@@ -15,11 +15,11 @@ def parse_object(text: str) -> dict[str, Any]:
     try:
         found = json.loads(text, object_pairs_hook=_unique, parse_constant=_refuse)
     except RecursionError:
-        raise ValueError("not valid JSON: nested too deeply") from None
+        raise ValueError("not valid JSON: nested too deeply; flatten it") from None
     except _WrongError:
         raise
     except ValueError as error:  # a number of thousands of digits, too
-        raise ValueError(f"not valid JSON: {error}") from None
+        raise ValueError(f"not valid JSON: {error}; correct it there") from None
     if not isinstance(found, dict):
         raise ValueError(f"expected a JSON object, found {found!a:.80}")
     return found

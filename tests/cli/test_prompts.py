@@ -84,7 +84,7 @@ def test_characters_across_reads(
     for tail in (b"\xff", b"\xe2\x82", b"\xe2\x82x"):
         whole = text.encode() + tail
         (tmp_path / "p").write_bytes(whole)
-        with pytest.raises(UsageError, match=f"at offset {len(text.encode())}$"):
+        with pytest.raises(UsageError, match=f"at offset {len(text.encode())};"):
             read_prompts(options(model, prompt_file=tmp_path / "p"))
 
 

@@ -81,6 +81,44 @@ def test_what_is_out_of_range_is_refused(
 
 
 @pytest.mark.usefixtures("command")
+@pytest.mark.parametrize(
+    ("words", "remedy"),
+    [
+        (["generate", "--prompt-file", "none"], "No such file or directory; give a file that"),
+        (["generate", "--prompt-file", "."], "Is a directory; give a file that can be read"),
+        (["generate", "--prompt-file", "latin"], "at offset 3; encode it in UTF-8"),
+        (["generate", "--tokens", "none.npy"], "No such file or directory; give a file that"),
+        (["generate", "--tokens", "float.npy"], "holds float64; give int32 or int64"),
+        (["generate", "--jsonl-in", "none"], "No such file or directory; give a file that"),
+        (["generate", "--jsonl-in", "broken"], "line 1 column 2 (char 1); correct it there"),
+        (
+            ["generate", "--prompt", "a", "--jsonl-out", "none/x"],
+            "no directory none; make it first",
+        ),
+        (
+            ["score", "--tokens", "ids.npy", "--prefill", 1, "--max-model-len", 3],
+            "less than the 69 tokens; raise it, or leave it out",
+        ),
+    ],
+)
+def test_a_refusal_says_what_to_do(
+    ids: Path, monkeypatch: pytest.MonkeyPatch, words: list[Any], remedy: str
+) -> None:
+    no_load(monkeypatch)
+    monkeypatch.chdir(ids.parent)
+    Path("latin").write_bytes("caf\xe9".encode("latin-1"))
+    Path("broken").write_text("{")
+    np.save("float.npy", np.zeros(3))
+    refused(wscope(*words, *MODEL), 2, remedy)
+
+
+@pytest.mark.usefixtures("command")
+def test_random_weights_have_no_tensors_to_check() -> None:
+    words = ["--random-weights", "mixtral-8x7b", "--prompt-length", 3, "--check-tensors"]
+    refused(wscope("generate", *words), 2, "--random-weights has none; leave it out")
+
+
+@pytest.mark.usefixtures("command")
 @pytest.mark.parametrize("words", [["generate"], ["score", "--prefill", 1]])
 @pytest.mark.parametrize("budget", [["--host-memory", "1KB"], ["--max-model-len", 10**9]])
 def test_what_does_not_fit_is_refused_before_weights_are_read(

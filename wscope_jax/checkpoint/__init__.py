@@ -11,6 +11,7 @@ from wscope_jax.checkpoint.files import read_bytes as read_bytes
 from wscope_jax.checkpoint.files import read_json as read_json
 from wscope_jax.checkpoint.files import require_path as require_path
 from wscope_jax.checkpoint.files import show as show
+from wscope_jax.checkpoint.files import unreadable as unreadable
 from wscope_jax.checkpoint.headers import Stored as Stored
 from wscope_jax.checkpoint.tensors import Checkpoint as Checkpoint
 from wscope_jax.checkpoint.tensors import Match as Match

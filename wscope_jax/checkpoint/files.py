@@ -68,6 +68,12 @@ def require_path(name: str, given: Any) -> None:
         raise UsageError(f"{name}: expected the path of a checkpoint, got {shown(given)}")
 
 
+def unreadable(path: Path | str, error: Exception) -> CheckpointError:
+    """What the system, or Python, said when a file was to be read."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return CheckpointError(f"{path}: cannot be read: {reason}; check the file and who may read it")
+
+
 def open_directory(directory: str | os.PathLike[str]) -> Path:
     """The path of a checkpoint directory.
 
@@ -86,7 +92,7 @@ def open_directory(directory: str | os.PathLike[str]) -> Path:
         exists = path.exists()
         near = sorted(str(config.parent) for config in path.parent.glob("*/config.json"))[:5]
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise unreadable(path, error) from None
     what = "not a directory" if exists else "no such directory"
     hint = f"; beside it are {', '.join(near)}" if near else ""
     raise CheckpointError(f"{path}: {what}; name the folder that holds config.json{hint}")
@@ -102,10 +108,9 @@ def naming(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        reason = error.strerror or str(error)
-        raise CheckpointError(f"{error.filename or path}: cannot be read: {reason}") from None
+        raise unreadable(error.filename or path, error) from None
     except RuntimeError as error:  # what Python before 3.13 raises for a link that leads to itself
-        raise CheckpointError(f"{path}: cannot be read: {error}") from None
+        raise unreadable(path, error) from None
 
 
 def locate(root: Path, name: str) -> Path | None:
@@ -161,7 +166,7 @@ def parse_json(path: Path, raw: bytes) -> dict[str, Any]:
     try:
         return parse_object(raw.decode("utf-8"))
     except UnicodeDecodeError as error:
-        raise CheckpointError(f"{path}: not valid JSON: {error}") from None
+        raise CheckpointError(f"{path}: not valid JSON: {error}; save it as UTF-8") from None
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from None
 

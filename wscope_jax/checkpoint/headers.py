@@ -15,6 +15,7 @@ from wscope_jax.checkpoint.files import (
     read_json,
     refuse_pointer,
     show,
+    unreadable,
 )
 from wscope_jax.errors import CheckpointError
 
@@ -155,7 +156,7 @@ def _read_header(path: Path) -> dict[str, Stored]:
             file.seek(8)
             header = parse_json(path, file.read(num_bytes))
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+        raise unreadable(path, error) from None
     except SafetensorError as error:
         raise CheckpointError(f"{path}: broken or cut off ({error})") from None
     header.pop("__metadata__", None)

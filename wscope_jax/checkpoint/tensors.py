@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from wscope_jax.arguments import boolean, shown
-from wscope_jax.checkpoint.files import Problems, open_directory, show
+from wscope_jax.checkpoint.files import Problems, open_directory, show, unreadable
 from wscope_jax.checkpoint.headers import Stored, read_headers
 from wscope_jax.errors import CapacityError, CheckpointError, UsageError, is_out_of_memory
 from wscope_jax.sizes import amount
@@ -228,7 +228,7 @@ def _open(path: Path) -> int:
     try:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror}") from None
+        raise unreadable(path, error) from None
 
 
 def _read(
@@ -261,7 +261,7 @@ def _read_bytes(file: int, stored: Stored, begin: int, out: np.ndarray[Any, Any]
         try:
             num = os.preadv(file, [view[done : done + READ_BYTES]], begin + done)
         except OSError as error:
-            raise CheckpointError(f"{stored.file}: cannot be read: {error.strerror}") from None
+            raise unreadable(stored.file, error) from None
         if num == 0:
             raise CheckpointError(
                 f"{stored.file}: became shorter while it was read; fetch the file again"

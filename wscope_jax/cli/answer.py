@@ -177,12 +177,12 @@ def require_writable(file: Path, option: str) -> None:
         if file.is_dir():
             raise UsageError(f"{option} {file}: is a directory; name a file")
         if not folder.is_dir():
-            raise UsageError(f"{option} {file}: there is no directory {folder}")
+            raise UsageError(f"{option} {file}: there is no directory {folder}; make it first")
         is_writable = os.access(folder if not file.exists() or file.is_file() else file, os.W_OK)
     except OSError as error:  # too long, or in a folder that is closed to us
-        raise UsageError(f"{option} {file}: {error.strerror or error}") from error
+        raise UsageError(f"{option} {file}: {error.strerror or error}; name another") from error
     if not is_writable:
-        raise UsageError(f"{option} {file}: not writable")
+        raise UsageError(f"{option} {file}: not writable; name another")
 
 
 def require_not_read(file: Path, option: str, arguments: argparse.Namespace) -> None:

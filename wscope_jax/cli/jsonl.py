@@ -66,7 +66,8 @@ def _split(stream: BinaryIO, where: str) -> Iterator[tuple[int, bytes]]:
         num_bytes += len(raw)
         if len(raw) > prompts.MOST_BYTES:
             raise UsageError(
-                f"{where} line {number}: more than {amount(prompts.MOST_BYTES)}, which no model could read as a prompt"
+                f"{where} line {number}: more than {amount(prompts.MOST_BYTES)}, which no model could read as a "
+                "prompt; shorten it"
             )
         if num_bytes > MOST_BYTES:
             raise UsageError(

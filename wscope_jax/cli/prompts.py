@@ -109,14 +109,14 @@ def read_tokens(file: Path) -> Ids:
     except UsageError:
         raise
     except OSError as error:
-        raise UsageError(f"{where}: {error.strerror or error}") from error
+        raise _unreadable(where, error) from error
     except Exception as error:
         # A broken header, which is a Python literal, comes as any of half a dozen errors.
         raise UsageError(
             f"{where}: not a .npy file of numbers; write it with numpy.save"
         ) from error
     if ids.dtype.newbyteorder("=") not in (np.dtype(np.int32), np.dtype(np.int64)):
-        raise UsageError(f"{where}: holds {ids.dtype}; token ids are int32 or int64")
+        raise UsageError(f"{where}: holds {ids.dtype}; give int32 or int64")
     if ids.ndim not in (1, 2):
         raise UsageError(f"{where}: has shape {ids.shape}; give a sequence (1-D) or a batch (2-D)")
     if ids.size == 0:
@@ -138,7 +138,8 @@ def _load(stream: BinaryIO, where: str) -> npt.NDArray[np.generic]:
     shape, _, dtype = read_header(stream)
     if math.prod(shape) * max(1, dtype.itemsize // 8) > MOST_IDS:
         raise UsageError(
-            f"{where}: has shape {shape}, more than {MOST_IDS:,} token ids, which no model could read"
+            f"{where}: has shape {shape}, more than {MOST_IDS:,} token ids, which no model could read; "
+            "give fewer"
         )
     stream.seek(0)
     array: npt.NDArray[np.generic] = form.read_array(stream, allow_pickle=False)
@@ -148,6 +149,10 @@ def _load(stream: BinaryIO, where: str) -> npt.NDArray[np.generic]:
 def _argument(text: str) -> str:
     """A word of the command line, in which Python hides bytes that are not UTF-8 as half surrogates."""
     return decode(text.encode("utf-8", "surrogateescape"), "--prompt")
+
+
+def _unreadable(where: str, error: OSError) -> UsageError:
+    return UsageError(f"{where}: {error.strerror or error}; give a file that can be read")
 
 
 @contextlib.contextmanager
@@ -161,7 +166,7 @@ def opened(file: Path, where: str) -> Iterator[BinaryIO]:
         with file.open("rb") as stream:
             yield stream
     except OSError as error:
-        raise UsageError(f"{where}: {error.strerror or error}") from error
+        raise _unreadable(where, error) from error
 
 
 @contextlib.contextmanager
@@ -176,7 +181,7 @@ def opened_stdin() -> Iterator[BinaryIO]:
     try:
         yield sys.stdin.buffer
     except OSError as error:
-        raise UsageError(f"stdin: {error.strerror or error}") from error
+        raise _unreadable("stdin", error) from error
 
 
 def read_text(stream: BinaryIO, where: str) -> str:
@@ -197,7 +202,7 @@ def read_text(stream: BinaryIO, where: str) -> str:
         num_bytes += len(raw)
         if num_bytes > MOST_BYTES:
             raise UsageError(
-                f"{where}: more than {amount(MOST_BYTES)}, which no model could read as a prompt"
+                f"{where}: more than {amount(MOST_BYTES)}, which no model could read as a prompt; shorten it"
             )
     return "".join(parts)
 
@@ -216,7 +221,9 @@ def decode(raw: bytes, where: str) -> str:
 
 def _no_utf8(error: UnicodeDecodeError, where: str, before: int) -> UsageError:
     wrong, offset = error.object[error.start], before + error.start
-    return UsageError(f"{where}: not UTF-8: byte 0x{wrong:02x} at offset {offset}")
+    return UsageError(
+        f"{where}: not UTF-8: byte 0x{wrong:02x} at offset {offset}; encode it in UTF-8"
+    )
 
 
 def require_tokenizer(model: Path | None) -> None:

@@ -30,7 +30,8 @@ def run(arguments: argparse.Namespace) -> int:
         )
     if arguments.max_model_len is not None and arguments.max_model_len < length:
         raise UsageError(
-            f"--max-model-len {arguments.max_model_len}: less than the {counted(length, 'token')}"
+            f"--max-model-len {arguments.max_model_len}: less than the {counted(length, 'token')}; raise it, or "
+            "leave it out"
         )
     if arguments.logits_out is not None:
         answer.require_writable(arguments.logits_out, "--logits-out")

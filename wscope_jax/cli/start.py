@@ -69,7 +69,7 @@ def require_device() -> None:
     except (RuntimeError, AssertionError) as error:  # an assertion: a platform without its plugin
         asked = os.environ.get("JAX_PLATFORMS", "")
         text = " ".join(str(error).split()) or "no such device, or no jax plugin for it"
-        raise MachineError(f"JAX_PLATFORMS={asked}: {text}") from error
+        raise MachineError(f"JAX_PLATFORMS={asked}: {text}; unset it, or set it to cpu") from error
     kept_programs.replace_broken()
 
 

@@ -105,7 +105,9 @@ def of(arguments: argparse.Namespace) -> Stored | Drawn:
         seed(arguments)
         return Stored(arguments.model, arguments.dtype, arguments.check_tensors)
     if arguments.check_tensors:
-        raise UsageError("--check-tensors: looks at a checkpoint, and --random-weights has none")
+        raise UsageError(
+            "--check-tensors: looks at a checkpoint, and --random-weights has none; leave it out"
+        )
     return Drawn(arguments.random_weights, arguments.dtype, seed(arguments))
 
 
