@@ -8,16 +8,16 @@ from typing import Final
 
 import jax.numpy as jnp
 
-from wscope_jax import _ffi, devices
+from wscope_jax import _ffi, devices, machine
 from wscope_jax.layout import EntryLayout
 from wscope_jax.roofline import LEAST_COST_S, Roofline
 
 log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 256 << 20  # of the larger run: about what the CPU reads of a layer in a step
+MOST_PART: Final = 8  # of the memory that is left, for any of this
 COPIED_BYTES: Final = 64 << 20
 COPY_BYTES: Final = 32 << 20  # of one copy that keeps the link busy meanwhile
-NUM_COPIES: Final = 8  # from memory of their own: a cache would give what it holds faster
 COPYING_S: Final = 0.05  # between two looks at whether that is still needed
 
 
@@ -35,8 +35,9 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
         dtype: storage of entries.
     """
     entry_bytes = layout.entry_bytes(jnp.dtype(dtype).itemsize)
-    few = max(1, READ_BYTES // (8 * entry_bytes * window))
-    many = max(2, READ_BYTES // (entry_bytes * window))
+    num_bytes = min(READ_BYTES, machine.memory().budget // MOST_PART)
+    few = max(1, num_bytes // (8 * entry_bytes * window))
+    many = max(2, num_bytes // (entry_bytes * window))
 
     def kernel_s(num_blocks: int) -> float:
         return 1e-9 * _ffi.time_attention(
@@ -51,7 +52,7 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
         )
 
     number = devices.cuda_number()
-    with _busy_link(number):
+    with _busy_link(number, num_bytes):
         short, long = kernel_s(few), kernel_s(many)
     slope = max((long - short) / ((many - few) * window), LEAST_COST_S)
     copy_ns = (
@@ -66,25 +67,19 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
 
 
 @contextmanager
-def _busy_link(device: int | None) -> Iterator[None]:
-    """Keeps the link to a CUDA device busy; without one nothing is."""
-    if device is None:
+def _busy_link(device: int | None, num_bytes: int) -> Iterator[None]:
+    """Keeps the link to a CUDA device busy with so many bytes, more than a cache holds; without one nothing is."""
+    pool = None if device is None else _pinned(device, num_bytes)
+    if pool is None:
         yield
         return
     isa, ended = _ffi.isas()[-1], threading.Event()
-    pool = _ffi.Pool(1, NUM_COPIES, COPY_BYTES, device)
-    try:
-        pool.commit(NUM_COPIES)
-    except MemoryError as error:  # where nothing can be pinned, nothing will stream either
-        log.debug("calibration: the link stays idle: %s", error)
-        yield
-        return
 
     def copy() -> None:
         try:
             while not ended.is_set():
                 _ffi.measure_streams(None, pool, COPY_BYTES, COPYING_S, isa, device)
-        except RuntimeError as error:
+        except RuntimeError as error:  # the cost without it is better than none
             log.debug("calibration: the link stays idle: %s", error)
 
     thread = threading.Thread(target=copy, name="wscope-calibration")
@@ -95,3 +90,16 @@ def _busy_link(device: int | None) -> Iterator[None]:
         ended.set()
         thread.join()
         pool.close()
+
+
+def _pinned(device: int, num_bytes: int) -> _ffi.Pool | None:
+    """Memory to copy from; None where none can be pinned, so that nothing will stream either."""
+    count = max(1, num_bytes // COPY_BYTES)
+    pool = _ffi.Pool(1, count, COPY_BYTES, device)
+    try:
+        pool.commit(count)
+    except MemoryError as error:
+        log.debug("calibration: the link stays idle: %s", error)
+        pool.close()
+        return None
+    return pool
