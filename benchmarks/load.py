@@ -4,7 +4,7 @@ Steps that only attend, `write_scope` settled on an idle machine (share r0). The
 on:
 
 - readers: processes of numpy, pinned to no core, that together read a third of what the CPU gives.
-- copies: copies to the device at half of the link's rate, one at a time. The device makes the copies of one direction
+- copies: copies to the device at half of the link's rate, a few at a time. The device makes the copies of one direction
   one after the other, so those enqueued back to back would leave the cache's own none.
 
 Feedback runs on; a fresh batch is placed with the share that it found (r1) and held against a fresh batch with r0, both

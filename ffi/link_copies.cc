@@ -67,9 +67,7 @@ class CudaLink : public Link {
   }
 
   double Run(const Pool& from, std::optional<double> rate, int64_t until_ns) override {
-    // The device makes the copies of one direction one after the other, whoever asks first: what is
-    // enqueued ahead would hold up all others, more than its rate says.
-    const int64_t ahead = rate ? 1 : kAhead;
+    const int64_t ahead = rate ? kAheadAtRate : kAhead;
     Walk walk{from, chunk_bytes_};
     Pace pace(rate, NowNs());
     Status status = began_.Record(stream_.get());
@@ -99,6 +97,9 @@ class CudaLink : public Link {
 
  private:
   static constexpr int kAhead = 8;  // Copies enqueued, so that the link never waits for us.
+  // The device makes the copies of one direction one after the other: many enqueued ahead hold up
+  // all others, and a single one that has to come behind theirs got a fifth of its rate.
+  static constexpr int kAheadAtRate = 3;
   struct Copy {
     cuda::Event ended;
     int64_t bytes = 0;

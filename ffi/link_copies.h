@@ -34,7 +34,7 @@ class Pace {
 class Link {
  public:
   virtual ~Link() = default;
-  // Copies until `until_ns`: at `rate` bytes a second and one at a time, or without one as fast as
+  // Copies until `until_ns`: at `rate` bytes a second and few at a time, or without one as fast as
   // it goes. Bytes a second until the last copy ended that began before then and had nothing in
   // front; 0 if none began. Throws std::runtime_error when a copy fails.
   virtual double Run(const Pool& from, std::optional<double> rate, int64_t until_ns) = 0;

@@ -42,7 +42,7 @@ struct Rates {
 // The workers read all of `read` and a thread copies all of `link` in chunks, both over and over
 // and at the same time, until `duration_ns` has passed; a null pool leaves its side idle. The
 // copies go over the link to `device`, or without one to memory, at `link_rate` bytes a second and
-// one at a time, or without a rate as fast as it goes (link_copies.h). Throws std::runtime_error
+// few at a time, or without a rate as fast as it goes (link_copies.h). Throws std::runtime_error
 // without workers, without such a device, or when a copy fails; OutOfMemory.
 Rates MeasureStreams(const Pool* read, const Kernel& kernel, const Pool* link,
                      std::optional<int> device, int64_t chunk_bytes, int64_t duration_ns,

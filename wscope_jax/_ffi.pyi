@@ -330,7 +330,7 @@ def measure_streams(
         seconds: how long, at most 60.
         isa: one of `isas`, whose loads the workers use.
         device: number of the CUDA device to copy to, which `link_pool` must be pinned for; None = to memory.
-        link_rate: bytes a second that the copies may take, one at a time; what they fall behind they do not catch up
+        link_rate: bytes a second that the copies may take, few at a time; what they fall behind they do not catch up
             with, but for one copy. None = as fast as it goes.
 
     Returns:
