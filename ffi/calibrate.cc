@@ -22,7 +22,8 @@
 namespace wscope {
 namespace {
 
-// With pauses between them: a neighbour that takes the memory for a moment decides nothing.
+// Each behind the milliseconds of an eviction: a neighbour that takes the memory for a moment
+// decides nothing.
 constexpr int kRuns = 7;
 constexpr int64_t kPiece = int64_t{1} << 20;  // Bytes that one part fills or evicts.
 

@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <stdexcept>
-#include <string>
 #include <vector>
 
 #include "clock.h"
@@ -143,18 +143,18 @@ Rates MeasureStreams(const Pool* read, const Kernel& kernel, const Pool* link,
     Submit(readers);
   }
   Rates rates{0.0, 0.0};
-  std::string failed;
+  std::exception_ptr failed;
   try {
     if (copies) rates.link = copies->Run(*link, link_rate, until_ns);
-  } catch (const std::runtime_error& error) {
-    failed = error.what();  // The readers use what lives here.
+  } catch (...) {
+    failed = std::current_exception();  // The readers use what lives here.
   }
   if (readers) {
     readers->Wait();
     const int64_t took = readers->end_ns() - readers->start_ns();
     rates.read = took > 0 ? 1e9 * bytes / took : 0.0;
   }
-  if (!failed.empty()) throw std::runtime_error(failed);
+  if (failed) std::rethrow_exception(failed);
   return rates;
 }
 

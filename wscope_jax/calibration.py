@@ -15,7 +15,8 @@ from wscope_jax.roofline import LEAST_COST_S, Roofline
 log = logging.getLogger(__name__)
 
 READ_BYTES: Final = 256 << 20  # of the larger run: about what the CPU reads of a layer in a step
-MOST_PART: Final = 8  # of the memory that is left, for any of this
+LEAST_BYTES: Final = 16 << 20  # or it says nothing
+PART: Final = 8  # of the memory that is left: at most one of so many is read, and as much is copied
 COPIED_BYTES: Final = 64 << 20
 COPY_BYTES: Final = 32 << 20  # of one copy that keeps the link busy meanwhile
 COPYING_S: Final = 0.05  # between two looks at whether that is still needed
@@ -24,9 +25,10 @@ COPYING_S: Final = 0.05  # between two looks at whether that is still needed
 def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -> Roofline:
     """Costs of one layer's entries on this machine, now.
 
-    A and C_CPU are the slope and the rest of two runs of different size, over huge pages that no cache holds, while the
-    link is busy: in a step both read the same memory. B is that of a copy, over the link where there is a GPU; what the
-    device's own part of attention adds to it shows in the first steps, which `Roofline.observe` follows.
+    A and C_CPU are the slope and the rest of two runs of different size, over huge pages that no cache holds. Where
+    there is a GPU, its link is busy meanwhile: in a step both read the same memory. B is that of a copy, over the link
+    if there is one; what the device's own part of attention adds to it shows in the first steps, which
+    `Roofline.observe` follows.
 
     Args:
         layout: what an entry stores.
@@ -35,7 +37,7 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
         dtype: storage of entries.
     """
     entry_bytes = layout.entry_bytes(jnp.dtype(dtype).itemsize)
-    num_bytes = min(READ_BYTES, machine.memory().budget // MOST_PART)
+    num_bytes = min(READ_BYTES, max(LEAST_BYTES, machine.memory().budget // PART))
     few = max(1, num_bytes // (8 * entry_bytes * window))
     many = max(2, num_bytes // (entry_bytes * window))
 
@@ -55,20 +57,18 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
     with _busy_link(number, num_bytes):
         short, long = kernel_s(few), kernel_s(many)
     slope = max((long - short) / ((many - few) * window), LEAST_COST_S)
-    copy_ns = (
-        _ffi.time_copy(COPIED_BYTES) if number is None else _ffi.time_load(number, COPIED_BYTES)
-    )
-    copied = 1e-9 * copy_ns * entry_bytes / COPIED_BYTES
+    copied = min(COPIED_BYTES, num_bytes // 2)
+    copy_ns = _ffi.time_copy(copied) if number is None else _ffi.time_load(number, copied)
     return Roofline(
         cpu_s_per_entry=slope,
-        link_s_per_entry=max(copied, LEAST_COST_S),
+        link_s_per_entry=max(1e-9 * copy_ns * entry_bytes / copied, LEAST_COST_S),
         cpu_fixed_s=max(0.0, short - slope * few * window),
     )
 
 
 @contextmanager
 def _busy_link(device: int | None, num_bytes: int) -> Iterator[None]:
-    """Keeps the link to a CUDA device busy with so many bytes, more than a cache holds; without one nothing is."""
+    """Keeps the link to a CUDA device busy with so many bytes over and over; without one nothing is."""
     pool = None if device is None else _pinned(device, num_bytes)
     if pool is None:
         yield
@@ -79,27 +79,28 @@ def _busy_link(device: int | None, num_bytes: int) -> Iterator[None]:
         try:
             while not ended.is_set():
                 _ffi.measure_streams(None, pool, COPY_BYTES, COPYING_S, isa, device)
-        except RuntimeError as error:  # the cost without it is better than none
-            log.debug("calibration: the link stays idle: %s", error)
+        except RuntimeError as error:  # a cost without it is better than none
+            log.warning("calibration: the link is idle, the CPU will seem too fast: %s", error)
 
     thread = threading.Thread(target=copy, name="wscope-calibration")
-    thread.start()
     try:
+        thread.start()
         yield
     finally:
         ended.set()
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
         pool.close()
 
 
 def _pinned(device: int, num_bytes: int) -> _ffi.Pool | None:
-    """Memory to copy from; None where none can be pinned, so that nothing will stream either."""
+    """Memory to copy from; None where none can be pinned: then nothing will stream, as the cache's pools will say."""
     count = max(1, num_bytes // COPY_BYTES)
     pool = _ffi.Pool(1, count, COPY_BYTES, device)
     try:
         pool.commit(count)
     except MemoryError as error:
-        log.debug("calibration: the link stays idle: %s", error)
+        log.info("calibration: the link is idle: %s", error)
         pool.close()
         return None
     return pool

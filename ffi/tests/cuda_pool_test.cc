@@ -180,7 +180,9 @@ void TestPaced() {
   // Pending: the event that begins, three copies, the events that they ended, and in the end the
   // wait.
   const auto pending = [] { return Fake::Get().live().pending; };
-  while (pending() < 8) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  for (int ms = 0; pending() < 8 && ms < 10'000; ++ms) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
   std::this_thread::sleep_for(std::chrono::milliseconds(20));
   CHECK(pending() == 8);
   Fake::Get().hold(0);
@@ -188,7 +190,7 @@ void TestPaced() {
   CHECK(held > 0);
   Fake::Get().delay_us(500);
   const double paced = measure(1e6, 200'000'000);
-  CHECK(paced > 0 && paced < 1.5e6);
+  CHECK(paced > 0 && paced < 2e6);
   Fake::Get().delay_us(0);
 }
 

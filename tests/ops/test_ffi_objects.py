@@ -107,9 +107,9 @@ def test_a_paced_link_keeps_its_rate() -> None:
     def measured(seconds: float, link_rate: float | None) -> float:
         return _ffi.measure_streams(None, link, 1 << 20, seconds, isa, None, link_rate)[1]
 
-    assert 0.3 * rate < measured(0.3, rate) < 1.1 * rate
-    assert measured(0.3, None) > 2 * rate
-    assert measured(0.3, 1e18) > 2 * rate  # a rate that no link reaches holds nothing up
+    assert 0 < measured(0.3, rate) < 2 * rate
+    assert measured(0.3, None) > 4 * rate
+    assert measured(0.3, 1e18) > 4 * rate  # a rate that no link reaches holds nothing up
     # The second copy would be due long after the end.
     began = time.monotonic()
     assert measured(0.1, 5e-324) > 0
