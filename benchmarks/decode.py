@@ -37,6 +37,7 @@ from wscope_jax.steps import Steps
 
 READ_BYTES = 2 << 30  # that the workers go through for the ceilings, several times what caches hold
 LINK_BYTES = 512 << 20
+QUICK_BYTES = 128 << 20
 SMALL = {  # with --quick, those of them that the family's configurations have
     "hidden_size": 256,
     "dense_size": 256,
@@ -103,7 +104,7 @@ class Bench:
         self.eng = open_engine(args)
         gpu_memory.print_host("with the weights in place")
         self.rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
-        self.ceilings = Ceilings(READ_BYTES, LINK_BYTES)
+        self.ceilings = make_ceilings(args.quick)
         self.account = gpu_memory.Account(self.eng, self.rows, args.batch)
         self.write_scope = self.eng.policy
         self.is_settled = self.is_counted = False
@@ -214,6 +215,11 @@ class Bench:
         )
         ceil.tell()
         return record.row(self.case(), f"wscope/{name}", samples, "ms", 1e3 * ceiling)
+
+
+def make_ceilings(quick: bool) -> Ceilings:
+    """Memory for both readers."""
+    return Ceilings(QUICK_BYTES, QUICK_BYTES) if quick else Ceilings(READ_BYTES, LINK_BYTES)
 
 
 def steps(eng: Engine, cache: Any, rows: Rows, count: int) -> Iterator[float]:

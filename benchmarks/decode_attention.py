@@ -20,7 +20,7 @@ from ceilings import GB, Ceilings
 from filled import Setup, filled_together, phases, placed_bytes
 
 from tests.cases import CASES
-from wscope_jax import calibration, policies
+from wscope_jax import calibration, machine, policies
 from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS
@@ -43,7 +43,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", default="8192,16384,32768", help="tokens of a row, a list")
     parser.add_argument("--layers", type=int, default=8, help=f"fewer, but {LEAST_LAYERS}, if long")
     parser.add_argument("--gigabytes", type=float, default=6, help="of each cache, about")
-    parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
+    parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only", help="that place")
     parser.add_argument("--share", type=float, help="of the CPU in write_scope, instead of its own")
     parser.add_argument("--shares", default="", help="a list of fixed shares to run too")
     parser.add_argument("--chunk-entries", type=int, default=CHUNK_ENTRIES, help="of the link")
@@ -107,6 +107,7 @@ class Bench:
 
     def measure(self, chosen: dict[str, Policy]) -> None:
         """GB/s of groups of steps of each policy, in turns, with the ceilings sampled in between."""
+        self.require_room(len(chosen))
         setups = {name: self.setup(policy) for name, policy in chosen.items()}
         with filled_together(list(setups.values())):
             single = {name: min(one.run(1) for _ in range(3)) for name, one in setups.items()}
@@ -126,6 +127,16 @@ class Bench:
             self.sample()
             for name, setup in setups.items():
                 self.tell(name, setup, step_s[name], single[name], statistics.median(own[name]))
+
+    def require_room(self, caches: int) -> None:
+        """Ends the program where so many caches do not fit at once."""
+        one = self.layers * self.args.batch * self.context * self.case.layout.entry_bytes(2)
+        left = machine.memory().budget
+        if caches * one > left:
+            raise SystemExit(
+                f"decode_attention: {caches} caches of {one / GB:.1f} GB are compared, {left / GB:.1f} GB are left; "
+                "lower --gigabytes, or take fewer policies and shares"
+            )
 
     def tell(
         self, name: str, setup: Setup, step_s: list[float], single_s: float, own: float
@@ -229,6 +240,8 @@ class Bench:
 def main() -> None:
     args = arguments()
     contexts = [int(context) for context in args.context.split(",")]
+    if "resident" in args.policies:
+        raise SystemExit("decode_attention: resident places no block, there is nothing to read")
     if min(contexts) < WINDOW:
         raise SystemExit(f"decode_attention: a context has at least a block, {WINDOW} tokens")
     entry = CASES[args.case].layout.entry_bytes(2)

@@ -29,8 +29,7 @@ PHASES: Final = ("cpu_ns", "link_ns", "wait_cpu_ns", "wait_link_ns")
 @functools.partial(jax.jit, donate_argnums=0)
 def _write(view: View, entries: Entries, row: jax.Array, length: jax.Array) -> View:
     view = store_blocks(entries, view.begin())
-    start = length // view.spec.block * view.spec.block
-    rings = fill_window(view.rings[0], entries, row, start, length)
+    rings = fill_window(view.rings[0], entries, row, view.spec.window_start(length), length)
     return dataclasses.replace(view, rings=(rings,))
 
 
@@ -187,9 +186,11 @@ class Setup:
 @contextmanager
 def filled_together(setups: Sequence[Setup]) -> Iterator[None]:
     """Fills them row by row in turns, so that each gets its part of faster and of slower pages; closes them."""
-    while any([one.fill_row() for one in setups]):
-        pass
     with ExitStack() as stack:
+        for one in setups:
+            stack.callback(one.cache.close)
+        while any([one.fill_row() for one in setups]):
+            pass
         for one in setups:
             stack.enter_context(one)
         yield

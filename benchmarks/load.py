@@ -39,6 +39,7 @@ PART: Final = 1 / 3  # of the CPU's bandwidth, that the readers take
 BAR: Final = 0.8  # of the predicted gain
 LEAST: Final = 0.02  # of a step, that a gain has to be to be judged
 LINES: Final = 24  # of the plot
+LOADS: Final = ("readers", "copies")
 COPY_S: Final = 0.5  # of copies, until their rate is known or they can stop
 Series = list[tuple[float, float]]  # seconds from the onset, share of the CPU
 
@@ -50,10 +51,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--context", type=int, default=8192, help="tokens of a row")
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--chunk-entries", type=int, default=CHUNK_ENTRIES, help="of the link")
-    parser.add_argument("--loads", default="readers,copies", help="which, a list")
+    parser.add_argument("--loads", default="readers,copies", help=f"a list of {', '.join(LOADS)}")
     parser.add_argument("--readers", type=int, help="processes (default: half of the cores)")
     parser.add_argument("--groups", type=int, default=40, help=f"of {GROUP} steps, each phase")
     args = parser.parse_args()
+    if unknown := set(args.loads.split(",")) - set(LOADS):
+        parser.error(f"--loads: {', '.join(sorted(unknown))} is none of {', '.join(LOADS)}")
     args.share = None  # of `Bench`: its own
     if args.quick:
         args.batch, args.context, args.layers = 4, 2048, LEAST_LAYERS
