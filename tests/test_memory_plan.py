@@ -209,7 +209,7 @@ def test_the_machine_is_the_limit_of_an_engine_without_a_budget(
     eng.generate([[1, 2, 3]], Sampling(max_new_tokens=2))
     with pytest.raises(CapacityError, match=r"the budget is 1\.000 MB") as caught:
         eng.generate([[1, 2, 3]], Sampling(max_new_tokens=2), max_model_len=10_000)
-    assert "free host memory or lower max_model_len to " in str(caught.value)
+    assert "free memory on this machine or lower max_model_len to " in str(caught.value)
     assert "--" not in str(caught.value)  # a caller of the library has no command line
 
 
@@ -287,22 +287,15 @@ def test_gpu_budget() -> None:
 
 
 def test_a_machine_without_a_gpu_holds_all_in_one_memory() -> None:
-    apart = made(weights=1000, host_memory=made().footprint.host_bytes())
-    assert apart.fits
-    shared = dataclasses.replace(apart, is_shared=True)
-    assert shared.short_by == 1000 + shared.footprint.device_bytes
-
-
-def test_windows_beside_a_host_budget_need_memory_of_their_own() -> None:
     size = made().footprint
-    needed = 1000 + size.device_bytes
+    needed = 1000 + size.host_bytes() + size.device_bytes
     how = {"weights": 1000, "host_memory": size.host_bytes()}
-    assert made(**how, window_memory=needed).fits
-    short = made(**how, window_memory=needed - 1)
-    assert short.shortages == {"window": 1}
-    with pytest.raises(CapacityError, match="this machine's memory: weights, window") as caught:
+    assert made(**how, machine_memory=needed).fits
+    short = made(**how, machine_memory=needed - 1)
+    assert short.shortages == {"machine": 1}
+    with pytest.raises(CapacityError, match="this machine's memory: the placed blocks, ") as caught:
         short.require_fit()
-    assert "free host memory or lower max_model_len to" in str(caught.value)
+    assert "free memory on this machine or lower max_model_len to" in str(caught.value)
 
 
 def test_both_budgets_may_be_short() -> None:

@@ -16,9 +16,11 @@ MAX_SLOTS = 9
 class PlacementMachine(RuleBasedStateMachine):
     """Random lives of a batch, beside a plain list of what each entry's region must be."""
 
-    @initialize(pinned=st.integers(0, MAX_SLOTS))
-    def start(self, pinned: int) -> None:
-        self.placement = Placement(NUM_ROWS, BLOCK, MAX_SLOTS, {Region.PINNED: pinned})
+    @initialize(pinned=st.integers(0, MAX_SLOTS), spare=st.integers(0, 3))
+    def start(self, pinned: int, spare: int) -> None:
+        limits = {Region.PINNED: pinned}
+        self.spare = spare
+        self.placement = Placement(NUM_ROWS, BLOCK, MAX_SLOTS, limits, spare_blocks=spare)
         self.regions: dict[int, list[Region]] = {}
         self.moving: dict[int, Slot] = {}
         self.ended: list[Slot] = []
@@ -69,6 +71,17 @@ class PlacementMachine(RuleBasedStateMachine):
     def every_entry_is_in_one_region(self) -> None:
         for row, regions in getattr(self, "regions", {}).items():
             assert [self.placement.region_of(row, i) for i in range(len(regions))] == regions
+
+    @invariant()
+    def a_window_keeps_what_it_may(self) -> None:
+        for row, regions in getattr(self, "regions", {}).items():
+            is_due = regions.count(Region.WINDOW) >= (1 + self.spare) * BLOCK
+            assert self.placement.is_due(row) == is_due
+        if not hasattr(self, "placement") or len(self.placement._begun) < NUM_ROWS:
+            return
+        lengths = [len(regions) for regions in self.regions.values()]
+        most = sum(max(0, length // BLOCK - self.spare) for length in lengths)
+        assert self.placement.expected_blocks == most
 
     @invariant()
     def no_two_blocks_share_a_slot(self) -> None:

@@ -76,7 +76,7 @@ def array(name: str, given: Any, kind: str, *shape: int | str) -> None:
     Args:
         name: what the message calls it.
         given: what the caller gave.
-        kind: "float" or "int", of any width.
+        kind: "float", "int" or "bool", of any width.
         shape: numbers of each dimension; a letter for any number.
 
     Raises:

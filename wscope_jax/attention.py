@@ -6,7 +6,7 @@ prompt, whose entries go straight to their final home. `evict` moves the oldest 
 """
 
 import dataclasses
-import math
+import sys
 from typing import Any
 
 import jax
@@ -187,8 +187,7 @@ def attend_prompt(
     stored = jax.tree.map(lambda x: x.astype(spec.storage), entries)
     with jax.named_scope("store"):
         view = store_blocks(stored, view)
-    start = (length // spec.block) * spec.block if spec.has_calls else jnp.int32(0)
-    rings = fill(view.rings[0], stored, row, start, length)
+    rings = fill(view.rings[0], stored, row, spec.window_start(length), length)
     return o, dataclasses.replace(view, rings=(rings, *view.rings[1:]))
 
 
@@ -196,7 +195,7 @@ def _check(entries: Any, view: Any, scale: Any) -> None:
     """Raises UsageError for what is no view, no entries or no number."""
     instance("entries", entries, Entries, "Entries(key, value)")
     instance("view", view, View, "a layer's view, such as views[i]")
-    number("scale", scale, 0.0, math.inf, above_least=True)
+    number("scale", scale, 0.0, sys.float_info.max, above_least=True)
 
 
 def _check_entries(entries: Entries, num: int, layout: EntryLayout) -> None:

@@ -38,6 +38,8 @@ class InplaceKVCache:
         host_memory: bytes for both host regions together and the buffers that blocks pass through; None = as many as
             `batch` rows of `max_len` need.
         chunk_entries: entries of one layer in a streamed chunk.
+        spare_memory: bytes on the device that windows may take beyond D, in whole blocks of all rows and layers. What
+            they keep is neither streamed nor read by the CPU.
         compiled: programs to share with other caches of equal shapes.
 
     Attributes:
@@ -61,6 +63,7 @@ class InplaceKVCache:
         dtype: str = "float32",
         host_memory: int | None = None,
         chunk_entries: int = CHUNK_ENTRIES,
+        spare_memory: int = 0,
         compiled: CompiledPrograms | None = None,
     ) -> None:
         window = check_window(window)
@@ -91,12 +94,13 @@ class InplaceKVCache:
             uses_host=policy.uses_host,
             uses_link=policy.uses_link,
             chunk_entries=chunk_entries,
+            spare_memory=spare_memory,
         )
         self.entry_bytes = size.entry_bytes(stream)
         self.slots_per_chunk = size.slots_per_chunk(stream)
         places = policy.uses_host or policy.uses_link
         slots = size.require_slots(host_memory) if places else 0
-        self.placement = Placement(batch, window, slots)
+        self.placement = Placement(batch, window, slots, spare_blocks=size.spare_blocks)
         self._regions = Regions(size, slots, storage=dtype)
         self._dispatcher, self._pools = self._regions.dispatcher, self._regions.pools
         self._evictions = Evictions(self.placement, self._regions, self.compiled, self._route)

@@ -27,6 +27,7 @@ class Caches:
         window: D.
         gpu_memory: bytes that a cache may take on the GPU; None = what JAX has there.
         host_memory: bytes for the host regions; None = as many as a call needs.
+        spare_memory: bytes that the windows of a call may take on the device beyond D.
 
     Attributes:
         policy: what the next call begins with.
@@ -45,11 +46,13 @@ class Caches:
         window: int,
         gpu_memory: int | None,
         host_memory: int | None,
+        spare_memory: int,
     ) -> None:
         self._streams = model.streams
         self._window = window
         self._gpu_memory = gpu_memory
         self.host_memory = host_memory
+        self._spare_memory = spare_memory
         self.dtype = str(model.embed(jnp.zeros(1, jnp.int32)).dtype)
         self.chunk_entries = CHUNK_ENTRIES
         self.compiled = CompiledPrograms()
@@ -79,6 +82,7 @@ class Caches:
             itemsize=jnp.dtype(self.dtype).itemsize,
             **machine.budgets(self.host_memory, gpu)._asdict(),
             chunk_entries=self.chunk_entries,
+            spare_memory=self._spare_memory,
         )
 
     def choose(self, batch: int, max_len: int) -> Policy:
@@ -115,6 +119,7 @@ class Caches:
             dtype=self.dtype,
             host_memory=self.host_memory,
             chunk_entries=self.chunk_entries,
+            spare_memory=self._spare_memory,
             compiled=self.compiled.for_call(),
         )
 

@@ -45,6 +45,8 @@ class Engine:
         window: D, one of 32, 64, 128, 256, 512.
         gpu_memory: bytes that weights and cache may take on the GPU; None = what JAX has there. Not used without one.
         host_memory: bytes for the host regions; None = as many as a call needs.
+        spare_memory: bytes of GPU memory that the windows of a call may take beyond D. What they keep is neither
+            streamed nor read by the CPU.
         threads: CPU workers; None = what suits this machine.
         eos_ids: ids that end a sequence.
         tokenizer: for prompts that are text; None = token ids only.
@@ -63,13 +65,15 @@ class Engine:
         window: int = 256,
         gpu_memory: int | None = None,
         host_memory: int | None = None,
+        spare_memory: int = 0,
         threads: int | None = None,
         eos_ids: frozenset[int] = frozenset(),
         tokenizer: Tokenizer | None = None,
         progress: Progress = SILENT,
     ) -> None:
         forks.mark_started()
-        chosen = settings.check(policy, window, gpu_memory, host_memory, threads, progress)
+        chosen = settings.check(policy, window, threads, progress)
+        settings.check_memory(gpu_memory, host_memory, spare_memory)
         settings.check_model(model, tokenizer)
         self.model = model
         self.window = window
@@ -88,6 +92,7 @@ class Engine:
             window=window,
             gpu_memory=gpu_memory,
             host_memory=host_memory,
+            spare_memory=spare_memory,
         )
         self.dtype = self._caches.dtype
 
@@ -101,6 +106,7 @@ class Engine:
         dtype: str | None = None,
         gpu_memory: int | None = None,
         host_memory: int | None = None,
+        spare_memory: int = 0,
         threads: int | None = None,
         progress: Progress = SILENT,
         check_tensors: bool = False,
@@ -114,6 +120,7 @@ class Engine:
             dtype: "float32" or "bfloat16" for weights, activations and cache; None = the checkpoint's.
             gpu_memory: budget on the device in bytes; not used on a machine without a GPU.
             host_memory: see the class.
+            spare_memory: see the class.
             threads: see the class.
             progress: told how far loading is, and later how far prefills are.
             check_tensors: look at every number for NaN and infinity, not at a sample of each tensor.
@@ -127,7 +134,8 @@ class Engine:
         forks.mark_started()
         require_path("directory", directory)
         # Before the weights are read.
-        settings.check(policy, window, gpu_memory, host_memory, threads, progress)
+        settings.check(policy, window, threads, progress)
+        settings.check_memory(gpu_memory, host_memory, spare_memory)
         boolean("check_tensors", check_tensors)
         if gpu_memory is not None and devices.current().platform == "cpu":
             log.warning(
@@ -144,6 +152,7 @@ class Engine:
             window=window,
             gpu_memory=gpu_memory,
             host_memory=host_memory,
+            spare_memory=spare_memory,
             threads=threads,
             eos_ids=frozenset(config.eos_token_ids),
             tokenizer=tokenizer,
@@ -269,7 +278,7 @@ class Engine:
     def find_broken(self, ids: Sequence[int]) -> str | None:
         """Where numbers stop being finite as the model reads `ids`: "the embedding", "layer 3", "the head"."""
         self._check_open()
-        (row,) = prompt_ids([ids], self.model.vocab_size, None)
+        (row,) = prompt_ids([ids], self.model.vocab_size, self.tokenizer)
         with self._caches.make(1, len(row), policy=Resident()) as cache:
             return forced.find_broken(self._programs, cache, row)
 

@@ -51,11 +51,7 @@ class Evictions:
         """Sends the oldest blocks of full windows on their way: fullest window first, a few at a time."""
         if not self._regions.views.spec.has_calls:
             return
-        full = [
-            row
-            for row in rows
-            if row not in self and self._placement.window_length(row) >= self._placement.block
-        ]
+        full = [row for row in rows if row not in self and self._placement.is_due(row)]
         full.sort(key=lambda row: -self._placement.window_length(row))
         most = moves_under_way(len(self._placement.rows)) - len(self._tickets)
         for row in full[: max(0, most)]:

@@ -60,6 +60,7 @@ class Footprint:
         uses_host: programs attend to UNPINNED.
         uses_link: programs stream PINNED.
         chunk_entries: entries of one layer in a streamed chunk.
+        spare_memory: bytes on the device that windows may take beyond D, in whole blocks of all rows and layers.
 
     Raises:
         UsageError: an impossible size.
@@ -73,11 +74,13 @@ class Footprint:
     uses_host: bool
     uses_link: bool
     chunk_entries: int = CHUNK_ENTRIES
+    spare_memory: int = 0
 
     def __post_init__(self) -> None:
         check_window(self.window)
         for name in ("batch", "max_len", "itemsize", "chunk_entries"):
             integer(name, getattr(self, name), 1, MOST)
+        integer("spare_memory", self.spare_memory, 0)
 
     def is_placed(self, stream: Stream) -> bool:
         """Whether full blocks of the stream go to host memory."""
@@ -87,18 +90,29 @@ class Footprint:
         """Bytes of one entry of one layer."""
         return stream.layout.entry_bytes(self.itemsize)
 
+    @functools.cached_property
+    def spare_blocks(self) -> int:
+        """Blocks that the window of a row keeps beyond D before it gives its oldest one away."""
+        placed = [(stream, num) for stream, num in self._counts() if self.is_placed(stream)]
+        step = self.batch * sum(num * self.block_bytes(stream) for stream, num in placed)
+        most = max((self._whole_blocks(stream) for stream, _ in placed), default=0)
+        return min(most, self.spare_memory // step) if step else 0
+
+    def _whole_blocks(self, stream: Stream) -> int:
+        return self.max_len // stream.layout.tokens_per_entry // self.window
+
     def row_blocks(self, stream: Stream) -> int:
         """Blocks of a row that are in host memory when the row is full."""
         if not self.is_placed(stream):
             return 0
-        return self.max_len // stream.layout.tokens_per_entry // self.window
+        return max(0, self._whole_blocks(stream) - self.spare_blocks)
 
     def ring_entries(self, stream: Stream) -> int:
         """Entries of a row that the device has room for."""
         if stream.kind.startswith("sliding"):
             return int(stream.kind[8:-1])
         if self.is_placed(stream):
-            return self.window + WINDOW_SPARE
+            return self.window * (1 + self.spare_blocks) + WINDOW_SPARE
         entries = -(-self.max_len // stream.layout.tokens_per_entry)
         return -(-entries // self.window) * self.window
 
@@ -193,13 +207,13 @@ class Footprint:
         return low
 
     def require_slots(self, host_memory: int | None) -> int:
-        """`host_slots`, of which there must be one if a row can ever fill a block.
+        """`host_slots`, of which there must be one if a window can ever give a block away.
 
         Raises:
             CapacityError: not even one block fits into `host_memory`.
         """
         slots = self.host_slots(host_memory)
-        if slots == 0 and self.max_len >= self.window:
+        if slots == 0 and any(self.row_blocks(stream) for stream, _ in self._counts()):
             raise CapacityError(
                 f"host_memory: one block of {self.window} tokens and its buffers take {self.host_bytes(1)} bytes in "
                 f"all layers, the budget is {host_memory}; raise it or choose a smaller window"

@@ -61,20 +61,11 @@ def margin_of(num_bytes: int) -> int:
 
 
 class Budgets(NamedTuple):
-    """What a plan is held against on this machine, by the names of `memory_plan.plan`; bytes.
+    """What a plan is held against, by the names of `memory_plan.Plan`: bytes, or None for no such budget."""
 
-    Attributes:
-        host_memory: for both host regions and their buffers.
-        gpu_memory: for what lies on a GPU, or None without one.
-        window_memory: for what would lie on a GPU, where there is none and a budget of the user's is for the host
-            regions alone; else None.
-        is_shared: host memory has to hold everything.
-    """
-
-    host_memory: int
+    host_memory: int | None
     gpu_memory: int | None
-    window_memory: int | None
-    is_shared: bool
+    machine_memory: int | None
 
 
 def budgets(host_memory: int | None, gpu_memory: int | None) -> Budgets:
@@ -82,15 +73,12 @@ def budgets(host_memory: int | None, gpu_memory: int | None) -> Budgets:
 
     Args:
         host_memory: the user's budget for the host regions; None = what the machine has left.
-        gpu_memory: what there is on the GPU; None = there is no GPU, so that its part is host memory too.
+        gpu_memory: what there is on the GPU; None = there is no GPU, so that its part is the machine's memory too.
     """
-    left, is_free = memory().budget, host_memory is None
-    return Budgets(
-        host_memory=left if host_memory is None else host_memory,
-        gpu_memory=gpu_memory,
-        window_memory=left if gpu_memory is None and not is_free else None,
-        is_shared=gpu_memory is None and is_free,
-    )
+    left = memory().budget
+    if gpu_memory is None:
+        return Budgets(host_memory, None, left)
+    return Budgets(left if host_memory is None else host_memory, gpu_memory, None)
 
 
 class Gpu(NamedTuple):

@@ -4,17 +4,15 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from wscope_jax import machine
-from wscope_jax.arguments import boolean, integer
+from wscope_jax.arguments import integer
 from wscope_jax.errors import CapacityError
 from wscope_jax.footprint import CHUNK_ENTRIES, MOST, Footprint
 from wscope_jax.layout import Region, Stream, check_layers, check_window
 from wscope_jax.policies import Policy, require
 from wscope_jax.sizes import amount
-
-_FREE: Final = "free host memory"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,9 +38,7 @@ class Plan:
         weights: bytes of the model's parameters.
         host_memory: budget for host regions and their buffers, or None if there is none.
         gpu_memory: budget for all that lies on the device, or None if there is none.
-        window_memory: budget for all that lies on the device where that is host memory too, beside `host_memory`, or
-            None.
-        is_shared: the host budget has to hold what lies on the device too: a whole machine without a GPU.
+        machine_memory: budget for all of it together, on a machine without a GPU, or None.
         margin: bytes of the GPU budget that are left to programs and activations.
         position_limit: tokens that the model was made for, or None.
     """
@@ -52,8 +48,7 @@ class Plan:
     weights: int = 0
     host_memory: int | None = None
     gpu_memory: int | None = None
-    window_memory: int | None = None
-    is_shared: bool = False
+    machine_memory: int | None = None
     margin: int = 0
     position_limit: int | None = None
 
@@ -109,27 +104,29 @@ class Plan:
     @property
     def host_needed(self) -> int:
         """Bytes that count against `host_memory`."""
-        return self.footprint.host_bytes() + (self.device_needed if self.is_shared else 0)
+        return self.footprint.host_bytes()
 
     @property
     def device_needed(self) -> int:
-        """Bytes that count against `gpu_memory` or `window_memory`."""
+        """Bytes that count against `gpu_memory`."""
         return self.weights + self.footprint.device_bytes + self.staging + self.margin
 
     # --- verdict ------------------------------------------------------------------------------
 
     @property
     def shortages(self) -> dict[str, int]:
-        """Bytes that are missing, by memory ("host", "gpu", "window"); only what is short."""
-        budgets = {"host": self.host_memory, "gpu": self.gpu_memory, "window": self.window_memory}
+        """Bytes that are missing, by memory ("host", "gpu", "machine"); only what is short."""
+        budgets = {"host": self.host_memory, "gpu": self.gpu_memory, "machine": self.machine_memory}
+        needs = self._needs()
         return {
-            name: self._needed(name) - budget
+            name: needs[name] - budget
             for name, budget in budgets.items()
-            if budget is not None and self._needed(name) > budget
+            if budget is not None and needs[name] > budget
         }
 
-    def _needed(self, memory: str) -> int:
-        return self.host_needed if memory == "host" else self.device_needed
+    def _needs(self) -> dict[str, int]:
+        host, device = self.host_needed, self.device_needed
+        return {"host": host, "gpu": device, "machine": host + device}
 
     @property
     def fits(self) -> bool:
@@ -170,16 +167,15 @@ class Plan:
         """One line: what is short of what; None if it fits."""
         if self.fits:
             return None
-        device = self._device_text()
-        rest = f", their buffers, {device}" if self.is_shared else " and their buffers"
+        device, needs = self._device_text(), self._needs()
         takers = {
-            "host": f"host memory: the placed blocks{rest}",
+            "host": "host memory: the placed blocks and their buffers",
             "gpu": f"GPU memory: {device}",
-            "window": f"this machine's memory: {device}",
+            "machine": f"this machine's memory: the placed blocks, their buffers, {device}",
         }
         return "; ".join(
-            f"{takers[name]} take {amount(self._needed(name))}, the budget is "
-            f"{amount(self._needed(name) - missing)}: short by {amount(missing)}"
+            f"{takers[name]} take {amount(needs[name])}, the budget is {amount(needs[name] - missing)}: "
+            f"short by {amount(missing)}"
             for name, missing in self.shortages.items()
         )
 
@@ -203,9 +199,9 @@ class Plan:
         if self.fits:
             return
         larger = larger or {
-            "host": _FREE if self.is_shared else "raise host_memory",
+            "host": "raise host_memory",
             "gpu": "raise gpu_memory",
-            "window": _FREE,
+            "machine": "free memory on this machine",
         }
         choices = [" and ".join(larger[name] for name in self.shortages)]
         if self.largest_context:
@@ -226,11 +222,11 @@ def plan(
     itemsize: int = 2,
     host_memory: int | None = None,
     gpu_memory: int | None = None,
-    window_memory: int | None = None,
+    machine_memory: int | None = None,
     weights: int = 0,
-    is_shared: bool = False,
     position_limit: int | None = None,
     chunk_entries: int = CHUNK_ENTRIES,
+    spare_memory: int = 0,
 ) -> Plan:
     """Bytes by region when every row has `max_len` tokens.
 
@@ -243,11 +239,11 @@ def plan(
         itemsize: bytes of a stored number.
         host_memory: budget for both host regions and their buffers, in bytes; None = no limit.
         gpu_memory: budget for weights, window, PING-PONG, spare and margin, in bytes; None = no GPU.
-        window_memory: see `Plan`.
+        machine_memory: budget for all of it on a machine without a GPU, in bytes; None = no limit.
         weights: bytes of the parameters.
-        is_shared: see `Plan`.
         position_limit: tokens that the model was made for.
         chunk_entries: entries of one layer in a streamed chunk.
+        spare_memory: bytes that windows may take beyond D, see `Footprint`.
 
     Raises:
         UsageError: an impossible argument.
@@ -261,13 +257,12 @@ def plan(
     limits = {
         "host_memory": host_memory,
         "gpu_memory": gpu_memory,
-        "window_memory": window_memory,
+        "machine_memory": machine_memory,
         "position_limit": position_limit,
     }
     for name, limit in limits.items():
         if limit is not None:
             integer(name, limit, 0)
-    boolean("is_shared", is_shared)
     return Plan(
         footprint=Footprint(
             streams=tuple(map(tuple, streams)),
@@ -278,13 +273,13 @@ def plan(
             uses_host=policy.uses_host,
             uses_link=policy.uses_link,
             chunk_entries=chunk_entries,
+            spare_memory=spare_memory,
         ),
         policy=policy,
         weights=weights,
         host_memory=host_memory,
         gpu_memory=gpu_memory,
-        window_memory=window_memory,
-        is_shared=is_shared,
+        machine_memory=machine_memory,
         margin=0 if gpu_memory is None else machine.margin_of(gpu_memory),
         position_limit=position_limit,
     )

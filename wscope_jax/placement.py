@@ -126,6 +126,7 @@ class Placement:
         block: D, entries in a block.
         max_slots: slots that both host regions together may use (the one host budget).
         region_slots: slots that each single region may use; None = only the budget counts.
+        spare_blocks: blocks that a window keeps beyond D before it gives its oldest one away.
     """
 
     def __init__(
@@ -134,12 +135,16 @@ class Placement:
         block: int,
         max_slots: int,
         region_slots: dict[Region, int] | None = None,
+        *,
+        spare_blocks: int = 0,
     ) -> None:
-        if num_rows < 1 or block < 1 or max_slots < 0:
+        if num_rows < 1 or block < 1 or max_slots < 0 or spare_blocks < 0:
             raise ValueError(
-                f"expected num_rows, block >= 1 and max_slots >= 0, got {num_rows}, {block}, {max_slots}"
+                "expected num_rows, block >= 1 and max_slots, spare_blocks >= 0, got "
+                f"{num_rows}, {block}, {max_slots}, {spare_blocks}"
             )
         self.block = block
+        self.spare_blocks = spare_blocks
         self.max_slots = max_slots
         self.rows = [RowRecord() for _ in range(num_rows)]
         self._begun: set[int] = set()  # rows that hold a sequence, or have held one
@@ -222,6 +227,10 @@ class Placement:
         """Entries that the window answers for."""
         return self.rows[row].length - self.window_start(row)
 
+    def is_due(self, row: int) -> bool:
+        """Whether the oldest window block of `row` has to be placed."""
+        return self.window_length(row) >= (1 + self.spare_blocks) * self.block
+
     def region_of(self, row: int, entry: int) -> Region:
         """The one region that answers for an entry."""
         record = self._live(row)
@@ -250,7 +259,7 @@ class Placement:
 
         Prompts come row by row, and a block placed now is attended to beside those that follow.
         """
-        blocks = [record.length // self.block for record in self.rows]
+        blocks = [max(0, r.length // self.block - self.spare_blocks) for r in self.rows]
         return sum(blocks) + max(blocks) * (len(self.rows) - len(self._begun))
 
     def num_blocks(self, row: int, region: Region) -> int:

@@ -53,7 +53,7 @@ class Prompts:
         placement.begin(row)
         try:
             placement.append(row, length)
-            while spec.has_calls and placement.window_length(row) >= placement.block:
+            while spec.has_calls and placement.is_due(row):
                 region = self._route(row)
                 if region is None:
                     raise self._pools.full(f"a prompt of {length} tokens")

@@ -11,7 +11,6 @@ from wscope_jax.arguments import shown
 from wscope_jax.dispatcher import Dispatcher
 from wscope_jax.errors import CapacityError, UsageError, is_out_of_memory
 from wscope_jax.footprint import Footprint
-from wscope_jax.layout import WINDOW_SPARE
 from wscope_jax.pools import HostPools
 from wscope_jax.step_plan import StepPlan
 from wscope_jax.views import CacheSpec, Views, empty_views
@@ -46,15 +45,13 @@ class Regions:
             device=devices.cuda_number(),
             slots_per_chunk=slots_per_chunk,
         )
-        places = size.uses_host or size.uses_link
         with self._closing_on_error(size):
             self.dispatcher = Dispatcher(self.pools)
             spec = CacheSpec(
                 engine=self.dispatcher.engine,
                 block=size.window,
-                capacity=size.window + WINDOW_SPARE
-                if places
-                else -(-size.max_len // size.window) * size.window,
+                capacity=size.ring_entries(stream),
+                spare_blocks=size.spare_blocks,
                 storage=storage,
                 uses_host=size.uses_host,
                 uses_link=size.uses_link,

@@ -14,23 +14,29 @@ from wscope_jax.tokenizer import Tokenizer
 MODEL: Final = ("config", "vocab_size", "layers", "streams", "embed", "project", "finish", "logits")
 
 
-def check(
-    policy: Any, window: Any, gpu_memory: Any, host_memory: Any, threads: Any, progress: Any
-) -> Policy:
+def check(policy: Any, window: Any, threads: Any, progress: Any) -> Policy:
     """The policy that was named or given, if it and the other settings are possible.
 
     Raises:
         UsageError: one is not.
     """
-    for name, budget in (("gpu_memory", gpu_memory), ("host_memory", host_memory)):
-        is_number = isinstance(budget, int) and not isinstance(budget, bool)
-        if budget is not None and not (is_number and budget > 0):
-            raise UsageError(f"{name}: expected a positive number of bytes, got {shown(budget)}")
     check_window(window)
     if threads is not None:
         integer("threads", threads, 1)
     having("progress", progress, ("loading", "prefilling"), "a Progress, such as progress.SILENT")
     return policies.choose(policy) if isinstance(policy, str) else policies.require(policy)
+
+
+def check_memory(gpu_memory: Any, host_memory: Any, spare_memory: Any) -> None:
+    """Checks budgets in bytes; the first two may be None.
+
+    Raises:
+        UsageError: one is impossible.
+    """
+    for name, budget in (("gpu_memory", gpu_memory), ("host_memory", host_memory)):
+        if budget is not None:
+            integer(name, budget, 1)
+    integer("spare_memory", spare_memory, 0)
 
 
 def check_model(model: Any, tokenizer: Any) -> None:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Int32
 
 from wscope_jax.errors import UsageError
 from wscope_jax.layout import ByteOrder, EntryLayout, Region, byte_order
@@ -24,6 +25,7 @@ class CacheSpec:
         engine: id of the step queue that the program's calls talk to.
         block: D, entries in a block.
         capacity: entries that a window ring holds per row.
+        spare_blocks: blocks that a window keeps beyond D before it gives its oldest one away.
         storage: dtype name of stored entries, "float32" or "bfloat16".
         uses_host: the program attends to the UNPINNED region.
         uses_link: the program streams the PINNED region.
@@ -32,6 +34,7 @@ class CacheSpec:
     engine: int
     block: int
     capacity: int
+    spare_blocks: int
     storage: str
     uses_host: bool
     uses_link: bool
@@ -43,6 +46,12 @@ class CacheSpec:
         return tuple(
             dict.fromkeys(byte_order(region) for region, is_used in used.items() if is_used)
         )
+
+    def window_start(self, length: Int32[Array, ""]) -> Int32[Array, ""]:
+        """The first entry of a prompt of `length` that its window keeps."""
+        if not self.has_calls:
+            return jnp.zeros((), jnp.int32)
+        return self.block * jnp.maximum(length // self.block - self.spare_blocks, 0)
 
     @property
     def has_calls(self) -> bool:

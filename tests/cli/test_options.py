@@ -75,6 +75,7 @@ def test_generate_defaults() -> None:
         "dtype": None,
         "gpu_memory": None,
         "host_memory": None,
+        "spare_memory": 0,
         "threads": None,
         "max_new_tokens": None,
         "temperature": None,
@@ -92,6 +93,7 @@ def test_generate_takes_all() -> None:
     words = (
         "--tokens a.npy --tokens b.npy --policy write_scope --cpu-share 0.3 --window 32 "
         "--max-model-len 100 --dtype float32 --gpu-memory 1GiB --host-memory 2GB --threads 3 "
+        "--spare-memory 3GB "
         "--max-new-tokens 5 --temperature 0.5 --top-k 4 --top-p 0.9 --min-p 0.1 --seed 7 --stop x "
         "--stop y --ignore-eos --json"
     )
@@ -99,6 +101,7 @@ def test_generate_takes_all() -> None:
     assert [str(file) for file in got.tokens] == ["a.npy", "b.npy"]
     assert (got.policy, got.cpu_share, got.window, got.dtype) == ("write_scope", 0.3, 32, "float32")
     assert (got.gpu_memory, got.host_memory, got.threads) == (1 << 30, 2 * 10**9, 3)
+    assert got.spare_memory == 3 * 10**9
     assert (got.temperature, got.top_k, got.top_p, got.min_p, got.seed) == (0.5, 4, 0.9, 0.1, 7)
     assert (got.max_model_len, got.max_new_tokens) == (100, 5)
     assert (got.stop, got.ignore_eos, got.json) == (["x", "y"], True, True)
@@ -123,6 +126,7 @@ def test_plan_takes_all() -> None:
         "dtype": None,
         "gpu_memory": None,
         "host_memory": None,
+        "spare_memory": 0,
         "check": False,
         "json": False,
     }

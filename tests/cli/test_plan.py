@@ -65,7 +65,7 @@ def test_json(run: Run) -> None:
     assert got["bytes_per_token"] == 98_304
     assert (got["fits"], got["short_by"], got["why"]) == (True, 0, None)
     assert got["position_limit"] == 40_960
-    assert got["budgets"] == {"host": 200 * GIB, "gpu": 80 * GIB, "window": None}
+    assert got["budgets"] == {"host": 200 * GIB, "gpu": 80 * GIB, "machine": None}
 
 
 def test_what_does_not_fit_is_an_answer(run: Run) -> None:
@@ -104,40 +104,53 @@ def test_layers_of_several_kinds(run: Run) -> None:
         assert text in out
 
 
+def test_spare_memory_moves_blocks_to_the_gpu(run: Run) -> None:
+    words = [*QWEN, "--host-memory", "200GiB", "--gpu-memory", "100GiB"]
+    usual, roomy = found(run, *words), found(run, *words, "--spare-memory", "20GB")
+    placed = [sum(got["bytes"][name] for name in ("unpinned", "pinned")) for got in (usual, roomy)]
+    blocks = placed[0] - placed[1]
+    step = 32 * 256 * 98_304  # a block of each row, in all layers
+    assert blocks == 20 * 10**9 // step * step
+    assert roomy["bytes"]["window"] == usual["bytes"]["window"]
+    assert roomy["bytes"]["spare"] - usual["bytes"]["spare"] == pytest.approx(blocks, rel=0.05)
+    assert not found(run, *words, "--spare-memory", "60GB")["fits"]
+
+
 def test_budgets_of_a_machine_without_a_gpu(run: Run) -> None:
     got = found(run, *QWEN)
-    assert got["budgets"] == {"host": 45 * GIB, "gpu": None, "window": None}
+    assert got["budgets"] == {"host": None, "gpu": None, "machine": 45 * GIB}
     assert "weights" in got["why"]  # they lie in the same memory
     out = run(*QWEN)[1]
     assert "GPU budget: none, there is no GPU here" in out
-    assert "it has to hold everything" in out
+    assert "budget of everything, without a GPU: 48.32 GB, what this machine has left" in out
     assert "--gpu-memory to plan for another machine" in run(*QWEN, "--check")[2]
 
 
-def test_a_host_budget_leaves_windows_to_the_machine(
+def test_a_host_budget_does_not_make_a_machine_without_a_gpu_larger(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without a GPU it is one for pools and buffers: what the machine has left holds weights and windows."""
     words = [*QWEN, "--host-memory", "100GiB"]
     got = found(run, *words)
-    assert got["budgets"] == {"host": 100 * GIB, "gpu": None, "window": 45 * GIB}
+    assert got["budgets"] == {"host": 100 * GIB, "gpu": None, "machine": 45 * GIB}
     assert not got["fits"]
-    assert got["why"].startswith("this machine's memory: weights, window, PING-PONG and spare take")
-    assert "weights and windows, without a GPU: 48.32 GB, what this machine has" in run(*words)[1]
+    assert got["why"].startswith(
+        "this machine's memory: the placed blocks, their buffers, weights,"
+    )
     code, _, err = run(*words, "--check")
     assert code == 3
-    assert "give --gpu-memory to plan for another machine" in err
+    assert "give --host-memory and --gpu-memory to plan for another machine" in err
     assert found(run, *words, "--gpu-memory", "80GiB")["fits"]
-    memory = machine.Memory(128 * GIB, 80 * GIB, None, 80 * GIB)
-    monkeypatch.setattr(machine, "memory", lambda: memory)
-    assert found(run, *words)["fits"]
+    for left, fits in ((80, False), (200, True)):  # 107 GB of blocks, 62 of weights and windows
+        memory = machine.Memory(256 * GIB, left * GIB, None, left * GIB)
+        monkeypatch.setattr(machine, "memory", lambda memory=memory: memory)
+        assert found(run, *words)["fits"] == fits
 
 
 def test_budgets_of_a_machine_with_a_gpu(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     gpus = [machine.Gpu("H", 140 * GIB, 130 * GIB)]
     monkeypatch.setattr(machine, "gpus", lambda: gpus)
     got = found(run, *QWEN)
-    assert got["budgets"] == {"host": 45 * GIB, "gpu": 130 * GIB, "window": None}
+    assert got["budgets"] == {"host": 45 * GIB, "gpu": 130 * GIB, "machine": None}
     assert got["margin"] == 130 * GIB // 16
     assert "weights" not in got["why"]
     assert "what is free on the H" in run(*QWEN)[1]
@@ -148,7 +161,7 @@ def test_budgets_of_a_machine_with_a_gpu(run: Run, monkeypatch: pytest.MonkeyPat
 def test_cgroup_limit_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = machine.Memory(64 * GIB, 48 * GIB, 16 * GIB, 10 * GIB)
     monkeypatch.setattr(machine, "memory", lambda: memory)
-    assert found(run, *QWEN)["budgets"]["host"] == memory.budget < 10 * GIB
+    assert found(run, *QWEN)["budgets"]["machine"] == memory.budget < 10 * GIB
     assert "its cgroup's limit is 17.18 GB" in run(*QWEN)[1]
 
 

@@ -47,6 +47,13 @@ def test_a_seed_decides_weights_and_prompts(config: Path) -> None:
     assert held["unpinned"]["tokens"] + held["pinned"]["tokens"] == 64
 
 
+def test_spare_memory_keeps_blocks_in_the_windows(config: Path) -> None:
+    words = ["--random-weights", config, "--prompt-length", 70, "--seed", 1]
+    usual, roomy = answer(*words), answer(*words, "--spare-memory", "1GB")
+    assert usual["tokens"] == roomy["tokens"]
+    assert [usual["regions"]["window"]["tokens"], roomy["regions"]["window"]["tokens"]] == [8, 72]
+
+
 def test_weights_are_those_of_the_library(config: Path, tmp_path: Path) -> None:
     """The folder stands for its file; scored are the logits of a model that was drawn here."""
     np.save(tmp_path / "ids.npy", ids := np.arange(40)[None])

@@ -44,6 +44,7 @@ def refuses(name: str, call: Callable[[Any], Any], also: tuple[Any, ...] = ()) -
         ("window", (1.5, None, 31)),
         ("gpu_memory", (0, "1GB")),
         ("host_memory", (1.5, True)),
+        ("spare_memory", (-1, None, "1GB")),
         ("threads", (0, "2")),
         ("progress", (3, None, "x")),
         ("check_tensors", (3, None, "x")),
@@ -91,12 +92,12 @@ def test_calls(eng: Engine) -> None:
     [
         "host_memory",
         "gpu_memory",
-        "window_memory",
+        "machine_memory",
+        "spare_memory",
         "weights",
         "position_limit",
         "itemsize",
         "chunk_entries",
-        "is_shared",
     ],
 )
 def test_plan(name: str) -> None:

@@ -230,6 +230,13 @@ def add_placement(cache: argparse._ArgumentGroup) -> None:
     )
     cache.add_argument("--gpu-memory", metavar="SIZE", type=size, help="GPU budget, such as 32GiB")
     cache.add_argument("--host-memory", metavar="SIZE", type=size, help="host budget, as 100GiB")
+    cache.add_argument(
+        "--spare-memory",
+        metavar="SIZE",
+        type=size,
+        default=0,
+        help="GPU memory for windows that keep more than D entries (default 0)",
+    )
 
 
 def add_quiet(parser: argparse.ArgumentParser) -> None:

@@ -51,6 +51,7 @@ def run(arguments: argparse.Namespace) -> int:
         itemsize=configurations.ITEM_BYTES[model.dtype],
         weights=model.weight_bytes,
         position_limit=model.position_limit,
+        spare_memory=arguments.spare_memory,
         **machine.budgets(arguments.host_memory, gpu)._asdict(),
     )
     if max_len > model.position_limit:
@@ -70,16 +71,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _require_fit(plan: "Plan") -> None:
-    other = "give {} to plan for another machine"
     plan.require_fit(
         shorter="lower --max-model-len to {}",
         fewer="lower --batch to {}",
         larger={
-            "host": other.format("--host-memory and --gpu-memory")
-            if plan.is_shared
-            else "raise --host-memory",
+            "host": "raise --host-memory",
             "gpu": "raise --gpu-memory",
-            "window": other.format("--gpu-memory"),
+            "machine": "give --host-memory and --gpu-memory to plan for another machine",
         },
     )
 
@@ -100,11 +98,10 @@ def _sources(plan: "Plan", arguments: argparse.Namespace) -> Iterator[str]:
     memory = machine.memory()
     limit = "" if memory.limit is None else f", its cgroup's limit is {amount(memory.limit)}"
     left = f"what this machine has left ({amount(memory.room)}{limit}) but for a margin"
-    if plan.window_memory is not None:
-        yield f"weights and windows, without a GPU: {amount(plan.window_memory)}, {left}"
+    if plan.machine_memory is not None:
+        yield f"budget of everything, without a GPU: {amount(plan.machine_memory)}, {left}"
     elif arguments.host_memory is None and plan.host_memory is not None:
-        whole = "; without a GPU it has to hold everything" if plan.is_shared else ""
-        yield f"host budget: {amount(plan.host_memory)}, {left}{whole}"
+        yield f"host budget: {amount(plan.host_memory)}, {left}"
 
 
 def _assumptions(
@@ -154,7 +151,7 @@ def as_dict(plan: "Plan") -> dict[str, Any]:
         "budgets": {
             "host": plan.host_memory,
             "gpu": plan.gpu_memory,
-            "window": plan.window_memory,
+            "machine": plan.machine_memory,
         },
     }
 

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from wscope_jax import cores, machine
 from wscope_jax.cli import groups, kept_programs, options, spelling, streams, weights
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from wscope_jax.sampling import Sampling
 
 log = logging.getLogger(__name__)
+
+FREE: Final = "free memory on this machine"
 
 
 class _OneLine(logging.Formatter):
@@ -121,16 +123,16 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
         window=arguments.window,
         itemsize=configurations.ITEM_BYTES[model.dtype],
         weights=model.weight_bytes,
+        spare_memory=arguments.spare_memory,
         **machine.budgets(arguments.host_memory, gpu)._asdict(),
     )
-    free = "free memory on this machine"
     planned.require_fit(
         shorter=shorter,
         fewer=f"take {{}} of the {batch} sequences",
         larger={
-            "host": free if arguments.host_memory is None else "raise --host-memory",
+            "host": FREE if arguments.host_memory is None else "raise --host-memory",
             "gpu": _more_gpu_memory() if arguments.gpu_memory is None else "raise --gpu-memory",
-            "window": free,
+            "machine": FREE,
         },
     )
 
@@ -161,6 +163,7 @@ def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "
         window=arguments.window,
         gpu_memory=arguments.gpu_memory,
         host_memory=arguments.host_memory,
+        spare_memory=arguments.spare_memory,
         threads=arguments.threads,
         progress=progress,
     )

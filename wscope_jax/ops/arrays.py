@@ -1,6 +1,6 @@
 """The CPU's attention on ordinary arrays, without a cache."""
 
-import math
+import sys
 from typing import Any, Final
 
 import jax
@@ -42,7 +42,7 @@ def host_attention(
         value: one per key, or None where the value is the first `value_dim` numbers of the key.
         lengths: entries that count in each row.
         scale: applied to the scores in float32; K ** -0.5 unless given.
-        value_dim: V, only where `value` is None.
+        value_dim: V, where `value` is None.
         select: entries that count, besides `lengths`: a gathered list as a mask.
         sink: one more logit per head that takes weight and gives nothing; not scaled.
         block: entries in a block, a multiple of 32.
@@ -57,10 +57,11 @@ def host_attention(
     if _ffi.num_workers() == 0:
         _ffi.start_workers(devices.num_workers(None))
     num_rows, num_entries, num_kv_heads, key_dim = key.shape
-    width = key_dim if value_dim is None else integer("value_dim", value_dim, 1, key_dim)
-    width = width if value is None else value.shape[-1]
+    width = key_dim if value is None else value.shape[-1]
+    if value_dim is not None:
+        width = integer("value_dim", value_dim, 1 if value is None else width, width)
     scale = key_dim**-0.5 if scale is None else scale
-    scale = number("scale", scale, 0.0, math.inf, above_least=True)
+    scale = number("scale", scale, 0.0, sys.float_info.max, above_least=True)
     layout = EntryLayout(
         num_kv_heads=num_kv_heads,
         key_dim=key_dim,
@@ -115,6 +116,13 @@ def _check(q: Any, key: Any, value: Any, lengths: Any, select: Any, sink: Any, b
     array("key", key, "float", num_rows, "S", "G", key_dim)
     if value is not None:
         array("value", value, "float", *key.shape[:3], "V")
+    for name, floats in (("q", q), ("key", key)):
+        if str(floats.dtype) not in ("float32", "bfloat16"):
+            raise UsageError(f"{name}: expected float32 or bfloat16, got {floats.dtype}")
+    if num_rows == 0 or key.shape[2] == 0 or q.shape[1] % key.shape[2]:
+        raise UsageError(
+            f"q: expected at least one row, and query heads a multiple of the {key.shape[2]} kv heads, got {q.shape}"
+        )
     array("lengths", lengths, "int", num_rows)
     if select is not None:
         array("select", select, "bool", num_rows, key.shape[1])
