@@ -3,8 +3,9 @@
 A released configuration at full size with random weights (random routing touches all experts, the worst case). The
 cache is filled with random entries through the real `store`. The ceiling of a step counts the bytes of the placed
 blocks alone, over what CPU and link bring when both are at work, as measured before and after each policy's steps; with
-one of them, over its own. `write_scope` is settled first, as a call is by those before it: a cache's steps are fed
-back, and the share that they ask for places the blocks of a fresh cache; twice, and once for each further context.
+one of them, over its own. What windows keep beyond D (--spare-gigabytes) is no such block. `write_scope` is settled
+first, as a call is by those before it: a cache's steps are fed back, and the share that they ask for places the blocks
+of a fresh cache; twice, and once for each further context.
 
 The GPU's memory is the peak of the run less the weights and a run without a cache (gpu_memory.py). JAX's peak cannot be
 set back, so the figure is told for the first policy of the first context alone. Host memory is printed before
@@ -57,6 +58,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
     parser.add_argument("--shares", default="", help="a list of fixed shares to run too")
+    parser.add_argument(
+        "--spare-gigabytes", type=float, default=0.0, help="that windows may take beyond D"
+    )
     args = parser.parse_args()
     if args.quick:
         args.batch, args.context, args.steps = 2, "1024", 20
@@ -72,10 +76,10 @@ def build(args: argparse.Namespace) -> Any:
     return models.random(dataclasses.replace(config, **changes), 0, "bfloat16")
 
 
-def open_engine(args: argparse.Namespace, window: int = 256) -> Engine:
+def open_engine(args: argparse.Namespace, window: int = 256, spare_memory: int = 0) -> Engine:
     """An engine over that model, its weights in place."""
     began = time.perf_counter()
-    eng = Engine(build(args), policy="write_scope", window=window)
+    eng = Engine(build(args), policy="write_scope", window=window, spare_memory=spare_memory)
     jax.block_until_ready(eng._programs._model.leaves)
     took_s, size = time.perf_counter() - began, eng._programs.weight_bytes
     print(f"{args.model}: {size / GB:.1f} GB of weights in {took_s:.1f} s", flush=True)
@@ -101,7 +105,7 @@ class Bench:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self.args = args
-        self.eng = open_engine(args)
+        self.eng = open_engine(args, spare_memory=int(args.spare_gigabytes * GB))
         gpu_memory.print_host("with the weights in place")
         self.rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
         self.ceilings = make_ceilings(args.quick)

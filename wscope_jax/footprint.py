@@ -91,12 +91,16 @@ class Footprint:
         return stream.layout.entry_bytes(self.itemsize)
 
     @functools.cached_property
+    def spare_block_bytes(self) -> int:
+        """Bytes of one block of every row, in all layers: by so much the windows grow at a time."""
+        placed = (num * self.block_bytes(s) for s, num in self._counts() if self.is_placed(s))
+        return self.batch * sum(placed)
+
+    @functools.cached_property
     def spare_blocks(self) -> int:
         """Blocks that the window of a row keeps beyond D before it gives its oldest one away."""
-        placed = [(stream, num) for stream, num in self._counts() if self.is_placed(stream)]
-        step = self.batch * sum(num * self.block_bytes(stream) for stream, num in placed)
-        most = max((self._whole_blocks(stream) for stream, _ in placed), default=0)
-        return min(most, self.spare_memory // step) if step else 0
+        whole = [self._whole_blocks(s) for s, _ in self._counts() if self.is_placed(s)]
+        return min(max(whole), self.spare_memory // self.spare_block_bytes) if whole else 0
 
     def _whole_blocks(self, stream: Stream) -> int:
         return self.max_len // stream.layout.tokens_per_entry // self.window

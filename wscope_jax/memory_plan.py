@@ -148,6 +148,12 @@ class Plan:
         """Rows of this length that still fit; 0 if none does, None if memory sets no limit."""
         return self._largest(lambda size: {"batch": size})
 
+    @functools.cached_property
+    def largest_spare(self) -> int | None:
+        """Blocks that the windows could keep beyond D and all fit; None if memory sets no limit."""
+        step = self.footprint.spare_block_bytes
+        return self._largest(lambda blocks: {"spare_memory": blocks * step})
+
     def _largest(self, changed: Callable[[int], dict[str, int]]) -> int | None:
         def fits(size: int) -> bool:
             changes: dict[str, Any] = changed(size)

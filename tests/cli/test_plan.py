@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -114,6 +115,13 @@ def test_spare_memory_moves_blocks_to_the_gpu(run: Run) -> None:
     assert roomy["bytes"]["window"] == usual["bytes"]["window"]
     assert roomy["bytes"]["spare"] - usual["bytes"]["spare"] == pytest.approx(blocks, rel=0.05)
     assert not found(run, *words, "--spare-memory", "60GB")["fits"]
+    told = re.search(r"--spare-memory (\S+) would keep ([0-9,]+) tokens", run(*words)[1])
+    assert told
+    most = found(run, *words, "--spare-memory", told[1])
+    assert most["fits"]
+    left = sum(most["bytes"][name] for name in ("unpinned", "pinned"))
+    assert placed[0] - left == int(told[2].replace(",", "")) * 32 * 98_304
+    assert "would keep" not in run(*words, "--spare-memory", told[1])[1]
 
 
 def test_budgets_of_a_machine_without_a_gpu(run: Run) -> None:

@@ -64,7 +64,12 @@ def run(arguments: argparse.Namespace) -> int:
         answer.print_json(as_dict(plan))
     else:
         with streams.printing():
-            _print(plan, model, (*_assumptions(plan, model, arguments), *_sources(plan, arguments)))
+            notes = (
+                *_assumptions(plan, model, arguments),
+                *_sources(plan, arguments),
+                *_unused(plan),
+            )
+            _print(plan, model, notes)
     if arguments.check:
         _require_fit(plan)
     return 0
@@ -102,6 +107,18 @@ def _sources(plan: "Plan", arguments: argparse.Namespace) -> Iterator[str]:
         yield f"budget of everything, without a GPU: {amount(plan.machine_memory)}, {left}"
     elif arguments.host_memory is None and plan.host_memory is not None:
         yield f"host budget: {amount(plan.host_memory)}, {left}"
+
+
+def _unused(plan: "Plan") -> Iterator[str]:
+    """What the GPU would hold of the placed blocks besides, if it does not hold them all."""
+    size, most = plan.footprint, plan.largest_spare
+    if plan.gpu_memory is None or not plan.fits or most is None or most <= size.spare_blocks:
+        return
+    megabytes = -(-most * size.spare_block_bytes // 10**6)
+    yield (
+        f"GPU budget: --spare-memory {megabytes}MB would keep {most * size.window:,} tokens of each sequence there, "
+        "beyond D"
+    )
 
 
 def _assumptions(
