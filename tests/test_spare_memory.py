@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tests.engines import ALL_POLICIES, CHECKPOINTS, golden
+from tests.engines import ALL_POLICIES, CHECKPOINTS, engine, golden
 from tests.test_golden import TOLERANCE
 from wscope_jax import Engine, Sampling, policies
 from wscope_jax.footprint import Footprint
@@ -11,34 +11,24 @@ from wscope_jax.footprint import Footprint
 WINDOW = 32
 
 
-def block_bytes(family: str, batch: int) -> int:
-    """Bytes of one block of so many rows, in all layers."""
-    with Engine.from_pretrained(CHECKPOINTS[family], dtype="float32", threads=1) as eng:
-        (stream,) = eng.model.streams[0]
-        layers = len(eng.model.streams)
-    return batch * layers * WINDOW * stream.layout.entry_bytes(4)
-
-
 @pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v2"])
 def roomy(request: pytest.FixtureRequest) -> tuple[str, Engine]:
     """An engine whose windows keep four blocks more of one row, or two of two rows."""
     family = request.param
+    streams = engine(family, WINDOW).model.streams
+    block = len(streams) * WINDOW * streams[0][0].layout.entry_bytes(4)
     eng = Engine.from_pretrained(
-        CHECKPOINTS[family],
-        dtype="float32",
-        window=WINDOW,
-        spare_memory=4 * block_bytes(family, 1),
-        threads=2,
+        CHECKPOINTS[family], dtype="float32", window=WINDOW, spare_memory=4 * block, threads=2
     )
     return family, eng
 
 
-@pytest.mark.parametrize("name", ["share_0.3", "gpu_only", "cpu_only"])
-def test_forced_text_is_exact(roomy: tuple[str, Engine], name: str) -> None:
+def test_forced_text_is_exact(roomy: tuple[str, Engine]) -> None:
     family, eng = roomy
     data = golden(family)
-    logits = eng.score(data.long_ids, data.long_first, policy=ALL_POLICIES[name])
-    assert np.abs(logits - data.long_logits).max() < TOLERANCE
+    for name in ("share_0.3", "gpu_only", "cpu_only"):
+        logits = eng.score(data.long_ids, data.long_first, policy=ALL_POLICIES[name])
+        assert np.abs(logits - data.long_logits).max() < TOLERANCE, name
 
 
 def test_tokens_of_ragged_rows_are_those_of_a_small_window(roomy: tuple[str, Engine]) -> None:
@@ -48,10 +38,8 @@ def test_tokens_of_ragged_rows_are_those_of_a_small_window(roomy: tuple[str, Eng
     settings = Sampling(max_new_tokens=70, ignore_eos=True)
     policy = policies.choose("write_scope", 0.5)
     found = eng.generate(prompts, settings, policy=policy)
-    with Engine.from_pretrained(
-        CHECKPOINTS[family], dtype="float32", window=WINDOW, threads=2
-    ) as plain:
-        assert plain.generate(prompts, settings, policy=policy).tokens == found.tokens
+    plain = engine(family, WINDOW).generate(prompts, settings, policy=policy)
+    assert plain.tokens == found.tokens
     # 469 entries: blocks 0 to 11 are placed; 119: block 0.
     tokens = {name: region["tokens"] for name, region in found.regions.items()}
     assert tokens["window"] == 469 - 12 * 32 + 119 - 32
