@@ -183,7 +183,7 @@ class LoadBench(Bench):
             flush=True,
         )
 
-    def run(self, kind: str) -> list[dict[str, Any]]:  # type: ignore[override]
+    def run_under(self, kind: str) -> list[dict[str, Any]]:
         """Rows of one load."""
         idle_policy, idle = self.write_scope, self.share()
         print(f"{kind}: settled on r0 = {idle:.3f}", flush=True)
@@ -293,7 +293,7 @@ def main() -> None:
         bench = LoadBench(args, ceilings)
         bench.settle()
         for kind in args.loads.split(","):
-            rows += bench.run(kind)
+            rows += bench.run_under(kind)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Windows that keep whole blocks beyond D: the same numbers, and fewer blocks elsewhere."""
 
+from collections.abc import Iterator
+
 import numpy as np
 import pytest
 
@@ -12,15 +14,14 @@ WINDOW = 32
 
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "deepseek_v2"])
-def roomy(request: pytest.FixtureRequest) -> tuple[str, Engine]:
+def roomy(request: pytest.FixtureRequest) -> Iterator[tuple[str, Engine]]:
     """An engine whose windows keep four blocks more of one row, or two of two rows."""
     family = request.param
     streams = engine(family, WINDOW).model.streams
     block = len(streams) * WINDOW * streams[0][0].layout.entry_bytes(4)
-    eng = Engine.from_pretrained(
-        CHECKPOINTS[family], dtype="float32", window=WINDOW, spare_memory=4 * block, threads=2
-    )
-    return family, eng
+    how = {"dtype": "float32", "window": WINDOW, "threads": 2}
+    with Engine.from_pretrained(CHECKPOINTS[family], spare_memory=4 * block, **how) as eng:
+        yield family, eng
 
 
 def test_forced_text_is_exact(roomy: tuple[str, Engine]) -> None:
