@@ -151,6 +151,7 @@ class Bench:
             "layers": self.layers,
             "phases_ms": found,
             "own_pages": own,  # GB/s
+            "asks_for": setup.cache.cpu_share(),
         }
         busy = [
             f"{side} {size / (1e6 * found[side]):.1f} GB/s"
@@ -162,7 +163,8 @@ class Bench:
             f"  {name}: r {host / (host + pinned):.3f}, UNPINNED {host / GB:.2f} GB, PINNED {pinned / GB:.2f} GB; "
             f"filled in {setup.filled_s:.1f} s, compiled in {setup.compiled_s:.1f} s\n"
             f"    a step, ms: {1e3 * statistics.median(step_s):.2f} in a row, {1e3 * single_s:.2f} alone; {words}\n"
-            f"    while busy: {', '.join(busy)}; its readers get {own:.1f} GB/s out of its own pages",
+            f"    while busy: {', '.join(busy)}; its readers get {own:.1f} GB/s out of its own pages; it asks for "
+            f"r = {setup.cache.cpu_share():.3f}",
             flush=True,
         )
 
