@@ -176,7 +176,8 @@ def test_windows_beyond_the_machine_are_refused(
     assert eng.generate([PROMPT], Sampling(max_new_tokens=2)).tokens
     monkeypatch.setattr(machine, "memory", lambda: types.SimpleNamespace(budget=10**5))
     with pytest.raises(
-        CapacityError, match=r"this machine's memory: window, .* is 100\.0 KB: .*free host"
+        CapacityError,
+        match=r"this machine.s memory: the placed blocks, .* is 100\.0 KB: .*free memory",
     ):
         eng.stream([PROMPT] * 3, Sampling(max_new_tokens=2))
 

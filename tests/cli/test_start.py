@@ -154,6 +154,7 @@ def test_open_engine(monkeypatch: pytest.MonkeyPatch) -> None:
         "dtype": "float32",
         "gpu_memory": 1 << 30,
         "host_memory": None,
+        "spare_memory": 0,
         "threads": 2,
         "progress": SILENT,
         "check_tensors": False,

@@ -126,9 +126,10 @@ def test_what_does_not_fit_is_refused_before_weights_are_read(
 ) -> None:
     no_load(monkeypatch)
     done = wscope(*words, *MODEL, "--tokens", ids, *budget)
-    refused(done, 3, "host", "short by")
-    remedy = "raise --host-memory" if "--host-memory" in budget else "free memory on this machine"
-    assert remedy in done.err
+    is_named = "--host-memory" in budget
+    memory = "host memory" if is_named else "this machine's memory"
+    refused(done, 3, f"error: {memory}: the placed blocks", "short by")
+    assert ("raise --host-memory" if is_named else "free memory on this machine") in done.err
     assert "another machine" not in done.err  # that is for plan
 
 
