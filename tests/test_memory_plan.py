@@ -280,7 +280,9 @@ def test_gpu_budget() -> None:
     assert set(tight.shortages) == {"gpu"}
     assert tight.why is not None
     assert tight.why.startswith("GPU memory: weights, window")
-    assert tight.short_by == tight.footprint.device_bytes + buffers
+    short = tight.short_by
+    for budget, fits in ((short, True), (short - 1, False)):  # its margin grows with it
+        assert dataclasses.replace(tight, gpu_memory=(10 << 30) + budget).fits == fits
     assert (tight.largest_context, tight.largest_batch) == (0, 0)
     with pytest.raises(CapacityError, match="no length and no batch fits, raise gpu_memory"):
         tight.require_fit()
@@ -296,6 +298,27 @@ def test_a_machine_without_a_gpu_holds_all_in_one_memory() -> None:
     with pytest.raises(CapacityError, match="this machine's memory: the placed blocks, ") as caught:
         short.require_fit()
     assert "free memory on this machine or lower max_model_len to" in str(caught.value)
+
+
+@pytest.mark.parametrize("spare", [0, 10**5, 3 * 10**5, 10**6, 10**7])
+@pytest.mark.parametrize("host", [10**6, 3 * 10**6])
+def test_the_largest_batch_is_the_largest_that_fits(spare: int, host: int) -> None:
+    how = {"spare_memory": spare, "host_memory": host, "gpu_memory": (512 << 20) + 8 * 10**6}
+    fits = [batch for batch in range(1, 300) if made(**how, batch=batch).fits]
+    for batch in (1, 3, 7):
+        assert made(**how, batch=batch).largest_batch == max(fits, default=0)
+
+
+def test_spare_memory_that_does_not_fit_is_said_to_be_lowered() -> None:
+    tight = made(spare_memory=10**7, gpu_memory=(512 << 20) + 10**6)
+    blocks, step = tight.largest_spare, tight.footprint.spare_block_bytes
+    assert 0 < blocks < tight.footprint.spare_blocks
+    megabytes = -(-blocks * step // 10**6)
+    with pytest.raises(CapacityError, match=f"lower spare_memory to {megabytes}MB"):
+        tight.require_fit()
+    how = {"gpu_memory": tight.gpu_memory}
+    assert made(**how, spare_memory=blocks * step).fits
+    assert not made(**how, spare_memory=(blocks + 1) * step).fits
 
 
 def test_both_budgets_may_be_short() -> None:

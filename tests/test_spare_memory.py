@@ -57,6 +57,14 @@ def test_a_text_that_the_windows_hold_is_placed_nowhere(roomy: tuple[str, Engine
     assert (tokens["window"], tokens["pinned"]) == (153, 0)
 
 
+def test_less_than_a_block_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    with Engine.from_pretrained(
+        CHECKPOINTS["qwen3_moe"], dtype="float32", window=WINDOW, spare_memory=100, threads=2
+    ) as eng:
+        eng.generate([[1, 2, 3]], Sampling(max_new_tokens=2))
+    assert "spare_memory: 100 B are less than a block of each of 1 rows" in caplog.text
+
+
 def test_sizes() -> None:
     from tests.cases import CASES
     from wscope_jax import Stream

@@ -13,6 +13,7 @@ from wscope_jax.compiled import CompiledPrograms
 from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.memory_plan import Plan, plan
 from wscope_jax.policies import Policy, Resident, WriteScope
+from wscope_jax.sizes import amount
 
 log = logging.getLogger(__name__)
 
@@ -109,7 +110,16 @@ class Caches:
             CapacityError: it does not fit.
         """
         policy = self.choose(batch, max_len) if policy is None else policy
-        self.plan(policy, batch, max_len).require_fit()
+        planned = self.plan(policy, batch, max_len)
+        planned.require_fit()
+        block = planned.footprint.spare_block_bytes
+        if 0 < self._spare_memory < block:
+            log.warning(
+                "spare_memory: %s are less than a block of each of %d rows, %s; windows keep no more than usual",
+                amount(self._spare_memory),
+                batch,
+                amount(block),
+            )
         return InplaceKVCache(
             self._streams,
             policy=policy,

@@ -60,6 +60,11 @@ def margin_of(num_bytes: int) -> int:
     return min(num_bytes, max(LEAST_MARGIN, num_bytes // MARGIN_PART))
 
 
+def with_margin(num_bytes: int) -> int:
+    """The least memory that holds so many bytes and the margin that a plan leaves of it."""
+    return num_bytes + max(LEAST_MARGIN, -(-num_bytes // (MARGIN_PART - 1)))
+
+
 class Budgets(NamedTuple):
     """What a plan is held against, by the names of `memory_plan.Plan`: bytes, or None for no such budget."""
 

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wscope_jax import machine
@@ -12,6 +12,7 @@ from wscope_jax.errors import CapacityError
 from wscope_jax.footprint import CHUNK_ENTRIES, MOST, Footprint
 from wscope_jax.layout import Region, Stream, check_layers, check_window
 from wscope_jax.policies import Policy, require
+from wscope_jax.search import largest
 from wscope_jax.sizes import amount
 
 
@@ -108,8 +109,9 @@ class Plan:
 
     @property
     def device_needed(self) -> int:
-        """Bytes that count against `gpu_memory`."""
-        return self.weights + self.footprint.device_bytes + self.staging + self.margin
+        """Bytes that count against `gpu_memory`, a margin for programs and activations included."""
+        taken = self.weights + self.footprint.device_bytes + self.staging
+        return taken if self.gpu_memory is None else machine.with_margin(taken)
 
     # --- verdict ------------------------------------------------------------------------------
 
@@ -141,32 +143,42 @@ class Plan:
     @functools.cached_property
     def largest_context(self) -> int | None:
         """Tokens of each row that still fit at this batch; 0 if none does, None if memory sets no limit."""
-        return self._largest(lambda size: {"max_len": size})
+        most = largest(lambda size: self._with(max_len=size).fits, 1, MOST)
+        return None if most == MOST else most
 
     @functools.cached_property
     def largest_batch(self) -> int | None:
         """Rows of this length that still fit; 0 if none does, None if memory sets no limit."""
-        return self._largest(lambda size: {"batch": size})
+
+        def fits(batch: int) -> bool:
+            return self._with(batch=batch).fits
+
+        # With more rows the windows keep fewer blocks of each: among those that keep as many, fewer rows need less.
+        one, spare = self._with(batch=1).footprint, self.footprint.spare_memory
+        for kept in range(one.spare_blocks + 1):
+            first = 1
+            if kept < one.spare_blocks:
+                first += spare // ((kept + 1) * one.spare_block_bytes)
+            last = min(MOST, spare // (kept * one.spare_block_bytes)) if kept else MOST
+            if first <= last and fits(first):
+                most = largest(fits, first, last)
+                return None if most == MOST else most
+        return 0
 
     @functools.cached_property
-    def largest_spare(self) -> int | None:
-        """Blocks that the windows could keep beyond D and all fit; None if memory sets no limit."""
+    def largest_spare(self) -> int:
+        """Blocks that the windows could keep beyond D, as far as the device goes."""
         step = self.footprint.spare_block_bytes
-        return self._largest(lambda blocks: {"spare_memory": blocks * step})
+        whole = self._with(spare_memory=MOST * step).footprint.spare_blocks
 
-    def _largest(self, changed: Callable[[int], dict[str, int]]) -> int | None:
-        def fits(size: int) -> bool:
-            changes: dict[str, Any] = changed(size)
-            footprint = dataclasses.replace(self.footprint, **changes)
-            return dataclasses.replace(self, footprint=footprint).fits
+        def fits(blocks: int) -> bool:
+            return not {"gpu", "machine"} & set(self._with(spare_memory=blocks * step).shortages)
 
-        low, high = 0, MOST  # nothing needs less at a larger size
-        if fits(high):
-            return None
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
+        return largest(fits, 1, whole)
+
+    def _with(self, **changes: Any) -> "Plan":
+        """The same for another size."""
+        return dataclasses.replace(self, footprint=dataclasses.replace(self.footprint, **changes))
 
     @property
     def why(self) -> str | None:
@@ -176,7 +188,7 @@ class Plan:
         device, needs = self._device_text(), self._needs()
         takers = {
             "host": "host memory: the placed blocks and their buffers",
-            "gpu": f"GPU memory: {device}",
+            "gpu": f"GPU memory: {device}, with a margin,",
             "machine": f"this machine's memory: the placed blocks, their buffers, {device}",
         }
         return "; ".join(
@@ -193,6 +205,7 @@ class Plan:
         *,
         shorter: str = "lower max_model_len to {}",
         fewer: str = "take {} of the sequences",
+        roomier: str = "lower spare_memory to {}",
         larger: Mapping[str, str] | None = None,
     ) -> None:
         """Raises CapacityError with what is missing, and what to do, if the plan does not fit.
@@ -200,6 +213,7 @@ class Plan:
         Args:
             shorter: what the caller's user can do about the length; "{}" is the largest that fits.
             fewer: likewise about the batch.
+            roomier: likewise about what windows keep beyond D.
             larger: about each memory that may be short; None = what suits a user of the library.
         """
         if self.fits:
@@ -210,6 +224,9 @@ class Plan:
             "machine": "free memory on this machine",
         }
         choices = [" and ".join(larger[name] for name in self.shortages)]
+        if self.largest_spare < self.footprint.spare_blocks:
+            megabytes = -(-self.largest_spare * self.footprint.spare_block_bytes // 10**6)
+            choices.append(roomier.format(f"{megabytes}MB"))
         if self.largest_context:
             choices.append(shorter.format(self.largest_context))
         if self.largest_batch:

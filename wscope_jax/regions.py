@@ -77,7 +77,8 @@ class Regions:
             if is_out_of_memory(error):
                 raise CapacityError(
                     f"window: no memory for the rings of {size.batch} rows of {size.max_len} tokens and the chunks "
-                    f"that are streamed ({error}); use fewer or shorter sequences, or a smaller window"
+                    f"that are streamed ({error}); use fewer or shorter sequences, less spare_memory, or a "
+                    "smaller window"
                 ) from error
             raise
 

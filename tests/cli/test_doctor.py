@@ -202,7 +202,9 @@ def test_a_probe_that_fails_is_a_finding(run: Run, monkeypatch: pytest.MonkeyPat
     assert found["cores"]["status"] == "warning"
 
 
-@pytest.mark.parametrize("setting", ["JAX_PLATFORMS=nonsense", "JAX_DISABLE_JIT=1"])
+@pytest.mark.parametrize(
+    "setting", ["JAX_PLATFORMS=nonsense", "JAX_DISABLE_JIT=1", "WSCOPE_ISA=nonsense"]
+)
 def test_what_generate_refuses_is_a_fault(setting: str) -> None:
     """The same exit code and the same reason, from both."""
     name, _, value = setting.partition("=")

@@ -124,6 +124,19 @@ def test_spare_memory_moves_blocks_to_the_gpu(run: Run) -> None:
     assert "would keep" not in run(*words, "--spare-memory", told[1])[1]
 
 
+def test_auto_is_resident_where_the_gpu_holds_all(run: Run) -> None:
+    words = [*QWEN[:2], "--max-model-len", "32768", "--gpu-memory", "80GiB", "--host-memory", "1GB"]
+    got = found(run, *words, "--check")
+    assert got["fits"]
+    assert got["bytes"]["unpinned"] == got["bytes"]["pinned"] == 0
+    assert "the GPU holds the whole cache and keeps it there (resident)" in run(*words)[1]
+    assert not found(run, *words, "--policy", "write_scope")["fits"]
+    out = run(*words, "--policy", "write_scope")[1]
+    told = re.search(r"--spare-memory (\S+) would keep .* then it fits", out)
+    assert told
+    assert found(run, *words, "--policy", "write_scope", "--spare-memory", told[1])["fits"]
+
+
 def test_budgets_of_a_machine_without_a_gpu(run: Run) -> None:
     got = found(run, *QWEN)
     assert got["budgets"] == {"host": None, "gpu": None, "machine": 45 * GIB}

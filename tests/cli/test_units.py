@@ -29,3 +29,9 @@ def test_size(text: str, expected: int) -> None:
 def test_size_refused(text: str) -> None:
     with pytest.raises(argparse.ArgumentTypeError):
         units.size(text)
+
+
+def test_none_is_a_size_where_it_may_be() -> None:
+    assert [units.size_or_none(text) for text in ("0", "0B", "1GB")] == [0, 0, 10**9]
+    with pytest.raises(argparse.ArgumentTypeError):
+        units.size_or_none("-1GB")

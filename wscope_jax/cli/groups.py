@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Final
 
-from wscope_jax.cli.units import size
+from wscope_jax.cli.units import size, size_or_none
 
 # Values and names of options, written out so that `--help` need not import jax; tests hold them
 # against `policies.BY_NAME`, `layout.WINDOW_SIZES`, `Sampling` and `configurations.names`.
@@ -208,7 +208,12 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 def add_placement(cache: argparse._ArgumentGroup) -> None:
     """The options that `plan` shares, too."""
-    cache.add_argument("--policy", choices=POLICIES, default="auto", help="(default auto)")
+    cache.add_argument(
+        "--policy",
+        choices=POLICIES,
+        default="auto",
+        help="(default auto: resident where a GPU holds the whole cache, else write_scope)",
+    )
     cache.add_argument(
         "--cpu-share",
         metavar="auto|X",
@@ -233,9 +238,10 @@ def add_placement(cache: argparse._ArgumentGroup) -> None:
     cache.add_argument(
         "--spare-memory",
         metavar="SIZE",
-        type=size,
+        type=size_or_none,
         default=0,
-        help="GPU memory for windows that keep more than D entries (default 0)",
+        help="GPU memory for windows to keep more of each sequence than D, in whole blocks: part of --gpu-memory "
+        "(default 0)",
     )
 
 

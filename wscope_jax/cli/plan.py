@@ -36,24 +36,12 @@ def run(arguments: argparse.Namespace) -> int:
         CapacityError: With `--check`, if it does not fit.
     """
     start.prepare()
-    from wscope_jax import configurations, memory_plan, policies
+    from wscope_jax import configurations, policies
 
-    policy = policies.choose(arguments.policy, arguments.cpu_share)
+    policies.choose(arguments.policy, arguments.cpu_share)  # a contradiction before a checkpoint
     model = configurations.read(arguments.model, arguments.dtype)
     max_len = arguments.max_model_len or model.position_limit
-    gpu = _gpu_memory(arguments)
-    plan = memory_plan.plan(
-        model.streams,
-        policy=policy,
-        batch=arguments.batch,
-        max_len=max_len,
-        window=arguments.window,
-        itemsize=configurations.ITEM_BYTES[model.dtype],
-        weights=model.weight_bytes,
-        position_limit=model.position_limit,
-        spare_memory=arguments.spare_memory,
-        **machine.budgets(arguments.host_memory, gpu)._asdict(),
-    )
+    plan = start.plan(arguments, model, arguments.batch, max_len, _gpu_memory(arguments))
     if max_len > model.position_limit:
         log.warning(
             "%d tokens exceed the %d positions that the model was made for; text beyond may degrade",
@@ -67,7 +55,7 @@ def run(arguments: argparse.Namespace) -> int:
             notes = (
                 *_assumptions(plan, model, arguments),
                 *_sources(plan, arguments),
-                *_unused(plan),
+                *_spare(plan, arguments),
             )
             _print(plan, model, notes)
     if arguments.check:
@@ -79,6 +67,7 @@ def _require_fit(plan: "Plan") -> None:
     plan.require_fit(
         shorter="lower --max-model-len to {}",
         fewer="lower --batch to {}",
+        roomier="lower --spare-memory to {}",
         larger={
             "host": "raise --host-memory",
             "gpu": "raise --gpu-memory",
@@ -109,15 +98,23 @@ def _sources(plan: "Plan", arguments: argparse.Namespace) -> Iterator[str]:
         yield f"host budget: {amount(plan.host_memory)}, {left}"
 
 
-def _unused(plan: "Plan") -> Iterator[str]:
-    """What the GPU would hold of the placed blocks besides, if it does not hold them all."""
+def _spare(plan: "Plan", arguments: argparse.Namespace) -> Iterator[str]:
+    """What the windows keep beyond D, and what they could."""
     size, most = plan.footprint, plan.largest_spare
-    if plan.gpu_memory is None or not plan.fits or most is None or most <= size.spare_blocks:
+    if arguments.spare_memory and size.spare_block_bytes:
+        step = amount(size.spare_block_bytes)
+        yield (
+            f"--spare-memory: windows keep {size.spare_blocks * size.window:,} tokens of each sequence beyond D; "
+            f"{size.window} of each are {step}"
+        )
+    if plan.gpu_memory is None or most <= size.spare_blocks:
         return
     megabytes = -(-most * size.spare_block_bytes // 10**6)
+    roomy = dataclasses.replace(size, spare_memory=megabytes * 10**6)
+    is_enough = not plan.fits and dataclasses.replace(plan, footprint=roomy).fits
     yield (
         f"GPU budget: --spare-memory {megabytes}MB would keep {most * size.window:,} tokens of each sequence there, "
-        "beyond D"
+        f"beyond D{'; then it fits' if is_enough else ''}"
     )
 
 
@@ -127,6 +124,8 @@ def _assumptions(
     """What the figures rest on and a reader may not guess."""
     if not model.has_model:
         yield f"{model.model_type}: layouts and counts only, this package cannot run it yet"
+    if plan.policy.name == "resident" and start.is_auto(arguments):
+        yield "policy auto: the GPU holds the whole cache and keeps it there (resident)"
     if plan.policy.uses_host and plan.policy.uses_link and arguments.cpu_share is None:
         yield (
             "CPU share: one half is taken here, a run measures its own; "

@@ -215,6 +215,11 @@ def _bandwidth() -> Iterator[Finding]:
         module: Any = importlib.import_module("wscope_jax._ffi")
     except ImportError:  # told above
         return
+    try:
+        module.force_isa(os.environ.get("WSCOPE_ISA", ""))  # as a run will
+    except (ValueError, RuntimeError) as error:
+        yield Finding("WSCOPE_ISA", str(error), FAULT, "unset it to get the best one")
+        return
     module.start_workers(threads)
     shape, num_bytes = (32, 8, 128, 128, False, 256, "bfloat16"), 8 * 256 * 256 * 2
     ns = module.time_attention(*shape, KERNEL_BLOCKS)

@@ -15,7 +15,10 @@ from wscope_jax.progress import SILENT, Progress
 from wscope_jax.sizes import amount
 
 if TYPE_CHECKING:
+    from wscope_jax.configurations import Configuration
     from wscope_jax.engine import Engine
+    from wscope_jax.memory_plan import Plan
+    from wscope_jax.policies import Policy
     from wscope_jax.sampling import Sampling
 
 log = logging.getLogger(__name__)
@@ -93,6 +96,53 @@ def _warn_of_budgets(arguments: argparse.Namespace) -> None:
             )
 
 
+def plan(
+    arguments: argparse.Namespace,
+    model: "Configuration",
+    batch: int,
+    max_len: int,
+    gpu_memory: int | None,
+) -> "Plan":
+    """What a run with these options takes; `auto` is `resident` where the GPU holds the whole cache, as in a run.
+
+    Args:
+        arguments: The options of `plan`, `generate` or `score`.
+        model: What is run.
+        batch: Sequences.
+        max_len: Tokens that each may reach.
+        gpu_memory: What there is on the GPU, or None without one.
+
+    Raises:
+        UsageError: If the options contradict each other.
+    """
+    from wscope_jax import configurations, memory_plan, policies
+
+    def of(policy: "Policy") -> "Plan":
+        return memory_plan.plan(
+            model.streams,
+            policy=policy,
+            batch=batch,
+            max_len=max_len,
+            window=arguments.window,
+            itemsize=configurations.ITEM_BYTES[model.dtype],
+            weights=model.weight_bytes,
+            position_limit=model.position_limit,
+            spare_memory=arguments.spare_memory,
+            **machine.budgets(arguments.host_memory, gpu_memory)._asdict(),
+        )
+
+    chosen = of(policies.choose(arguments.policy, arguments.cpu_share))
+    if gpu_memory is not None and is_auto(arguments):
+        whole = of(policies.Resident())
+        return whole if whole.fits else chosen
+    return chosen
+
+
+def is_auto(arguments: argparse.Namespace) -> bool:
+    """Whether the machine decides on the policy."""
+    return arguments.policy == "auto" and arguments.cpu_share is None
+
+
 def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shorter: str) -> None:
     """Refuses what cannot fit, by the checkpoint's headers alone, before its weights are read.
 
@@ -107,28 +157,18 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
         CheckpointError: Anything about the checkpoint's configuration and headers.
         CapacityError: If it does not fit.
     """
-    from wscope_jax import configurations, devices, memory_plan, policies
+    from wscope_jax import devices, policies
 
-    policy = policies.choose(arguments.policy, arguments.cpu_share)
+    policies.choose(arguments.policy, arguments.cpu_share)  # a contradiction before a checkpoint
     model = weights.of(arguments).describe()
     _warn_of_budgets(arguments)
     gpu = devices.memory_left()
     if gpu is not None and arguments.gpu_memory is not None:
         gpu = min(gpu, arguments.gpu_memory)
-    planned = memory_plan.plan(
-        model.streams,
-        policy=policy,
-        batch=batch,
-        max_len=arguments.max_model_len or max_len,
-        window=arguments.window,
-        itemsize=configurations.ITEM_BYTES[model.dtype],
-        weights=model.weight_bytes,
-        spare_memory=arguments.spare_memory,
-        **machine.budgets(arguments.host_memory, gpu)._asdict(),
-    )
-    planned.require_fit(
+    plan(arguments, model, batch, arguments.max_model_len or max_len, gpu).require_fit(
         shorter=shorter,
         fewer=f"take {{}} of the {batch} sequences",
+        roomier="lower --spare-memory to {}",
         larger={
             "host": FREE if arguments.host_memory is None else "raise --host-memory",
             "gpu": _more_gpu_memory() if arguments.gpu_memory is None else "raise --gpu-memory",
@@ -155,11 +195,10 @@ def open_engine(arguments: argparse.Namespace, progress: Progress = SILENT) -> "
     from wscope_jax import policies
 
     policy = policies.choose(arguments.policy, arguments.cpu_share)
-    is_auto = arguments.policy == "auto" and arguments.cpu_share is None
     require_device()
     kept_programs.warn()
     return weights.of(arguments).open(
-        policy="auto" if is_auto else policy,
+        policy="auto" if is_auto(arguments) else policy,
         window=arguments.window,
         gpu_memory=arguments.gpu_memory,
         host_memory=arguments.host_memory,

@@ -28,3 +28,12 @@ def size(text: str) -> int:
     if number.denominator != 1 or number <= 0:
         raise argparse.ArgumentTypeError(f"{text!r} is not a positive whole number of bytes")
     return int(number)
+
+
+def size_or_none(text: str) -> int:
+    """Bytes as `size` takes them, or 0.
+
+    Raises:
+        argparse.ArgumentTypeError: See `size`.
+    """
+    return 0 if text in ("0", "0B") else size(text)
