@@ -17,6 +17,8 @@ def target(platform: str) -> Iterator[None]:
     facts = {"device_kind": "NVIDIA H200", "num_cores": None, "platform": "gpu"}
     fields = [field.name for field in dataclasses.fields(jax.sharding.AbstractDevice)]
     device = jax.sharding.AbstractDevice(**{name: facts[name] for name in fields})
-    mesh = jax.sharding.AbstractMesh((1,), ("x",), abstract_device=device)
+    # Auto: whatever is traced, nobody asks how it is spread over the one device.
+    axis = jax.sharding.AxisType.Auto
+    mesh = jax.sharding.AbstractMesh((1,), ("x",), axis_types=(axis,), abstract_device=device)
     with jax.sharding.use_abstract_mesh(mesh):
         yield

@@ -126,13 +126,15 @@ def test_a_step_of_too_few_or_too_many_layers(texts: Texts, layers: tuple[int, .
         texts.cache.step(step)
 
 
-def slow_step(placing: Texts, advance: bool) -> Callable[[Views], tuple[Views, None]]:
-    """A step whose first call comes late, after a second or more."""
+def slow_step(
+    placing: Texts, advance: bool, times: int = 4
+) -> Callable[[Views], tuple[Views, None]]:
+    """A step whose first call comes late, after a second or more with 4 `times`."""
     q, key, value = placing.q[:, 0], placing.key[:, 0], placing.value[:, 0]
 
     def step(views: Views) -> tuple[Views, None]:
         order = views.shared.order
-        for _ in range(4):
+        for _ in range(times):
             order = slowly(order)
         views = dataclasses.replace(views, shared=views.shared._replace(order=order)).begin()
         for i in range(2):
@@ -165,7 +167,7 @@ def test_a_step_that_does_not_advance(placing: Texts) -> None:
 
 def interrupted(texts: Texts) -> None:
     """A step is dispatched, and its arrays are lost to an interruption."""
-    step = slow_step(texts, advance=True)
+    step = slow_step(texts, advance=True, times=16)  # longer than a collection of garbage takes
 
     def lose(views: Views) -> tuple[Views, None]:
         step(views)
