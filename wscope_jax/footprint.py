@@ -12,6 +12,7 @@ from typing import Final
 from wscope_jax.arguments import integer
 from wscope_jax.errors import CapacityError, UsageError
 from wscope_jax.layout import WINDOW_SPARE, Stream, check_window
+from wscope_jax.search import largest
 
 CHUNK_ENTRIES: Final = (
     16_384  # entries of one layer in a streamed chunk: the paper's PING-PONG at batch 32
@@ -204,11 +205,7 @@ class Footprint:
         needed = self.batch * max((self.row_blocks(s) for s, _ in self._counts()), default=0)
         if host_memory is None or self.host_bytes() <= host_memory:
             return needed
-        low, high = 0, needed  # `low` fits, `high` does not
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self.host_bytes(middle) <= host_memory else (low, middle)
-        return low
+        return largest(lambda slots: self.host_bytes(slots) <= host_memory, 1, needed - 1)
 
     def require_slots(self, host_memory: int | None) -> int:
         """`host_slots`, of which there must be one if a window can ever give a block away.

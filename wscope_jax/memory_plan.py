@@ -40,7 +40,6 @@ class Plan:
         host_memory: budget for host regions and their buffers, or None if there is none.
         gpu_memory: budget for all that lies on the device, or None if there is none.
         machine_memory: budget for all of it together, on a machine without a GPU, or None.
-        margin: bytes of the GPU budget that are left to programs and activations.
         position_limit: tokens that the model was made for, or None.
     """
 
@@ -50,7 +49,6 @@ class Plan:
     host_memory: int | None = None
     gpu_memory: int | None = None
     machine_memory: int | None = None
-    margin: int = 0
     position_limit: int | None = None
 
     # --- bytes --------------------------------------------------------------------------------
@@ -112,6 +110,11 @@ class Plan:
         """Bytes that count against `gpu_memory`, a margin for programs and activations included."""
         taken = self.weights + self.footprint.device_bytes + self.staging
         return taken if self.gpu_memory is None else machine.with_margin(taken)
+
+    @property
+    def margin(self) -> int:
+        """Bytes of the GPU budget that are left to programs and activations."""
+        return 0 if self.gpu_memory is None else machine.margin_of(self.gpu_memory)
 
     # --- verdict ------------------------------------------------------------------------------
 
@@ -303,6 +306,5 @@ def plan(
         host_memory=host_memory,
         gpu_memory=gpu_memory,
         machine_memory=machine_memory,
-        margin=0 if gpu_memory is None else machine.margin_of(gpu_memory),
         position_limit=position_limit,
     )

@@ -38,10 +38,10 @@ def run(arguments: argparse.Namespace) -> int:
     start.prepare()
     from wscope_jax import configurations, policies
 
-    policies.choose(arguments.policy, arguments.cpu_share)  # a contradiction before a checkpoint
+    policy = policies.choose(arguments.policy, arguments.cpu_share)
     model = configurations.read(arguments.model, arguments.dtype)
     max_len = arguments.max_model_len or model.position_limit
-    plan = start.plan(arguments, model, arguments.batch, max_len, _gpu_memory(arguments))
+    plan = start.plan(arguments, policy, model, arguments.batch, max_len, _gpu_memory(arguments))
     if max_len > model.position_limit:
         log.warning(
             "%d tokens exceed the %d positions that the model was made for; text beyond may degrade",

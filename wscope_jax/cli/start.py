@@ -98,6 +98,7 @@ def _warn_of_budgets(arguments: argparse.Namespace) -> None:
 
 def plan(
     arguments: argparse.Namespace,
+    policy: "Policy",
     model: "Configuration",
     batch: int,
     max_len: int,
@@ -107,13 +108,11 @@ def plan(
 
     Args:
         arguments: The options of `plan`, `generate` or `score`.
+        policy: That they choose, before a GPU is looked at.
         model: What is run.
         batch: Sequences.
         max_len: Tokens that each may reach.
         gpu_memory: What there is on the GPU, or None without one.
-
-    Raises:
-        UsageError: If the options contradict each other.
     """
     from wscope_jax import configurations, memory_plan, policies
 
@@ -131,11 +130,9 @@ def plan(
             **machine.budgets(arguments.host_memory, gpu_memory)._asdict(),
         )
 
-    chosen = of(policies.choose(arguments.policy, arguments.cpu_share))
-    if gpu_memory is not None and is_auto(arguments):
-        whole = of(policies.Resident())
-        return whole if whole.fits else chosen
-    return chosen
+    if gpu_memory is not None and is_auto(arguments) and (whole := of(policies.Resident())).fits:
+        return whole
+    return of(policy)
 
 
 def is_auto(arguments: argparse.Namespace) -> bool:
@@ -159,13 +156,13 @@ def require_fit(arguments: argparse.Namespace, batch: int, max_len: int, *, shor
     """
     from wscope_jax import devices, policies
 
-    policies.choose(arguments.policy, arguments.cpu_share)  # a contradiction before a checkpoint
+    policy = policies.choose(arguments.policy, arguments.cpu_share)
     model = weights.of(arguments).describe()
     _warn_of_budgets(arguments)
     gpu = devices.memory_left()
     if gpu is not None and arguments.gpu_memory is not None:
         gpu = min(gpu, arguments.gpu_memory)
-    plan(arguments, model, batch, arguments.max_model_len or max_len, gpu).require_fit(
+    plan(arguments, policy, model, batch, arguments.max_model_len or max_len, gpu).require_fit(
         shorter=shorter,
         fewer=f"take {{}} of the {batch} sequences",
         roomier="lower --spare-memory to {}",
