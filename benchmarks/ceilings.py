@@ -77,11 +77,12 @@ class Ceilings:
         )
         return rates[0] / GB, rates[1] / GB
 
-    def sample(self, seconds: float) -> None:
-        """Samples CPU and link, each alone and both at once, for `seconds` each."""
-        alone = (self.cpu_alone(seconds), self.link_alone(seconds))
-        for name, value in zip(NAMES, (*alone, *self.at_once(seconds)), strict=True):
-            self.samples[name].append(value)
+    def sample(self, seconds: float, times: int = 1) -> None:
+        """Samples CPU and link, each alone and both at once, for `seconds` each; so many times."""
+        for _ in range(times):
+            alone = (self.cpu_alone(seconds), self.link_alone(seconds))
+            for name, value in zip(NAMES, (*alone, *self.at_once(seconds)), strict=True):
+                self.samples[name].append(value)
 
     def both(self) -> list[float]:
         """Sums of the two rates while both were at work."""

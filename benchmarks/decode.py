@@ -162,7 +162,7 @@ class Bench:
     def measure(self, name: str, policy: Policy) -> list[dict[str, Any]]:
         """Rows of a policy: its steps, and what its cache takes of the GPU's memory."""
         self.ceilings.clear()
-        self.sample()
+        self.ceilings.sample(0.1, times=3)
         with self.cache(policy) as (cache, plan):
             gpu_memory.print_host("with the cache filled")
             timings = watch(cache)
@@ -176,17 +176,12 @@ class Bench:
             if not self.is_counted:  # peaks cannot be set back: later ones would be the first one's
                 held = self.account.row(self.case(), name, alive, plan.footprint)
                 self.is_counted = True
-        self.sample()
+        self.ceilings.sample(0.1, times=3)
         return [self.row(name, seconds, placed, timings[len(timings) // 2 :]), *held]
 
     def case(self) -> str:
         """What the rows are called."""
         return f"{self.args.model}_b{self.args.batch}_{self.context}"
-
-    def sample(self) -> None:
-        """Samples the ceilings a few times."""
-        for _ in range(3):
-            self.ceilings.sample(0.1)
 
     def run(self, context: int) -> list[dict[str, Any]]:
         """All rows of one context."""

@@ -138,8 +138,7 @@ def tell(found: list[Round]) -> dict[str, float]:
 def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
     """Rows: quiet steps beside what both readers give, steps that evict and all steps beside quiet ones."""
     ceilings = make_ceilings(args.quick)
-    for _ in range(5):
-        ceilings.sample(0.1)
+    ceilings.sample(0.1, times=5)
     ceilings.close()
     ceilings.tell()
     rows = row_operands([Sampling(ignore_eos=True)] * args.batch)

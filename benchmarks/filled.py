@@ -22,7 +22,6 @@ from wscope_jax.roofline import StepTiming
 from wscope_jax.views import View, Views
 
 TELL_S: Final = 10.0
-_NONE: Final = object()
 PHASES: Final = ("cpu_ns", "link_ns", "wait_cpu_ns", "wait_link_ns")
 
 
@@ -45,8 +44,8 @@ def fill(cache: InplaceKVCache, tokens: int) -> None:
         pass
 
 
-def filling(cache: InplaceKVCache, tokens: int) -> Iterator[None]:
-    """Random entries, the same in every row and layer: what lies in them costs the same time; yields after each row.
+def filling(cache: InplaceKVCache, tokens: int) -> Iterator[int]:
+    """Random entries, the same in every row and layer: what lies in them costs the same time; yields each filled row.
 
     What is on the device at a time is a row's entries of one layer, and what `store` keeps under way of them. Long ones
     tell how far they are.
@@ -72,7 +71,7 @@ def filling(cache: InplaceKVCache, tokens: int) -> Iterator[None]:
         if time.perf_counter() - told > TELL_S:
             told = time.perf_counter()
             print(f"  filled {row + 1} rows of {cache.batch}", flush=True)
-        yield
+        yield row
 
 
 def placed_bytes(cache: InplaceKVCache) -> dict[Region, int]:
@@ -149,9 +148,9 @@ class Setup:
     def fill_row(self) -> bool:
         """Fills the next row; false if there is none."""
         began = time.perf_counter()
-        is_filled = next(self._filling, _NONE) is _NONE
+        row = next(self._filling, None)
         self.filled_s += time.perf_counter() - began
-        return not is_filled
+        return row is not None
 
     def run(self, steps: int) -> float:
         """Seconds of a step when so many are dispatched one behind the other."""

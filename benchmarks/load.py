@@ -287,8 +287,7 @@ def main() -> None:
     size = (128 << 20) if args.quick else (2 << 30)
     with record.kept(args.json) as rows:
         ceilings = Ceilings(size, size)
-        for _ in range(3):
-            ceilings.sample(0.1)
+        ceilings.sample(0.1, times=3)
         ceilings.tell()
         bench = LoadBench(args, ceilings)
         bench.settle()
