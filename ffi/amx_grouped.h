@@ -76,7 +76,6 @@ inline void GroupedScores(const HeadShape& shape, const uint8_t* keys, const uin
     } else {
       GroupScores<kSteps, 7>(at, q, steps, lines, scores + entry, stride, cursor);
     }
-    cursor.Wrap();
   }
 }
 
@@ -107,7 +106,6 @@ inline void GroupedValues(const HeadShape& shape, const uint8_t* values, const u
       const ValueTiles tiles{
           panel + d / kLanes * kTile, chunk_bytes,   weights, kEntryTile,
           int64_t{shape.block} * 2,   o + first + d, kLanes,  int64_t{shape.value_dim} * 4};
-      cursor.Wrap();
       AddTileValues((dims - d) / kLanes, chunks, selected, tiles, [&] { cursor.Lines(lines); });
     }
   }

@@ -5,7 +5,12 @@
 // heads][32 entries], B = the tile, C = o. Heads in runs of 16, the last filled up with zero
 // queries.
 
+// Blocks are read twice, so half of one lies ahead: more than the first-level cache holds.
+using LatentCursor = CursorInto<2>;
+
 constexpr int kNearTiles = 2;  // So far ahead of the scores a tile is brought to the first level.
+
+constexpr float kSlack = 8.0f;  // Of the max, in units of log2.
 
 struct LatentScratch {
   uint8_t* q;         // [runs], of each a line of zeros and [K / 16][16 dims][16 heads][q, 0]
@@ -74,9 +79,9 @@ inline void MoveOutput(const HeadShape& shape, float* tiles, float* rows) {
 // A tile of a chunk times the queries for the even entries (in tile 4) and the odd ones (5);
 // `near`: half a tile to be brought to the first level with each product.
 template <int kEven, int kOdd, int kKeys, bool kNear>
-inline void ScoreTile(const uint8_t* keys, int lines, Cursor& cursor) {
+inline void ScoreTile(const uint8_t* keys, int lines, LatentCursor& cursor) {
   const uint8_t* const near = keys + kNearTiles * kTile;
-  LoadTile<kKeys>(keys, 64);
+  LoadTileOnce<kKeys>(keys, 64);
   Product<kEven, kKeys, 4>();
   cursor.Lines(lines);
   if constexpr (kNear) PrefetchNear(near);
@@ -89,7 +94,7 @@ inline void ScoreTile(const uint8_t* keys, int lines, Cursor& cursor) {
 // early, [q, 0] is [0, q]: the zero comes from the number before.
 template <int kChunks, bool kNear>
 inline void LatentChunkScores(const uint8_t* chunk, int64_t chunk_bytes, const uint8_t* q,
-                              int lines, float* scores, Cursor& cursor) {
+                              int lines, float* scores, LatentCursor& cursor) {
   ClearTile<0>();
   ClearTile<1>();
   if constexpr (kChunks > 1) ClearTile<2>();
@@ -104,12 +109,11 @@ inline void LatentChunkScores(const uint8_t* chunk, int64_t chunk_bytes, const u
   StoreTile<1>(scores + 256, 64);
   if constexpr (kChunks > 1) StoreTile<2>(scores + 512, 64);
   if constexpr (kChunks > 1) StoreTile<3>(scores + 768, 64);
-  cursor.Wrap();
 }
 
 template <bool kNear>
 inline void LatentScores(const HeadShape& shape, const uint8_t* block, const uint8_t* q, int lines,
-                         float* scores, Cursor& cursor) {
+                         float* scores, LatentCursor& cursor) {
   const int64_t chunk_bytes = int64_t{shape.key_dim} * kEntryTile * 2;
   int left = shape.block / kEntryTile;
   for (; left > 1; left -= 2, block += 2 * chunk_bytes, scores += 1024) {
@@ -128,7 +132,9 @@ inline void DropUnselected(const HeadShape& shape, const uint32_t* selected, flo
   }
 }
 
-// Turns the scores of a run of 16 heads, one in each lane, into weights; brings o to the new max.
+// Turns the scores of a run of 16 heads, one in each lane, into weights. Where the max rises by
+// more than kSlack, o is brought to it; else the old one serves on, and weights are at most
+// 2^kSlack: o is 32 KB, and would be read and written for nearly each of the first blocks.
 template <typename Fetch>
 inline void LatentSoftmax(const HeadShape& shape, const float* scores, uint16_t* weights, float* o,
                           Vec* state_max, Vec* state_sum, Fetch fetch) {
@@ -140,7 +146,9 @@ inline void LatentSoftmax(const HeadShape& shape, const float* scores, uint16_t*
       tops[k] = Max(tops[k], Mul(Load(scores + (i + k) * kLanes), scale));
     }
   }
-  const Vec max = Max(Max(tops[0], tops[1]), Max(tops[2], tops[3]));
+  const Vec top = Max(Max(tops[0], tops[1]), Max(tops[2], tops[3]));
+  const __mmask16 rises = _mm512_cmp_ps_mask(top, Add(*state_max, Set1(kSlack)), _CMP_GT_OQ);
+  const Vec max = Select(rises, top, *state_max);
   const Vec minus_max = _mm512_sub_ps(Zero(), max);
   const __m512i interleave =
       _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -162,7 +170,7 @@ inline void LatentSoftmax(const HeadShape& shape, const float* scores, uint16_t*
   }
   const Vec shrink = Exp2(_mm512_sub_ps(*state_max, max));  // 0 from the empty state on.
   *state_sum = Fma(*state_sum, shrink, Add(sum, sum_2));
-  if (_mm512_cmp_ps_mask(*state_max, max, _CMP_NEQ_UQ) != 0) {
+  if (rises != 0) {
     float factors[16];
     Store(factors, shrink);
     for (int64_t i = 0; i < shape.value_dim; ++i) {
@@ -193,15 +201,15 @@ inline LatentPace PaceOf(const HeadShape& shape, const HeadBlocks& blocks) {
     const int64_t visits = runs * shape.value_dim;
     return {HeadBytes(shape), 0, 2, static_cast<int>((16 * shape.key_dim + visits - 1) / visits)};
   }
-  // Half of the lines with the scores, an entry's worth with each pair, the others are left.
-  const int left = (shape.key_dim / 64 - 1) * 512 / shape.value_dim;
-  return {HeadBytes(shape) / 2, 4, 2, left > 0 ? left : 1};
+  // Of each tile's 16 lines 10 with the scores, one with each pair, the values the others.
+  const int left = (6 * shape.key_dim - 256 + shape.value_dim - 1) / shape.value_dim;
+  return {HeadBytes(shape) / 2, 5, 1, left > 0 ? left : 1};
 }
 
 // One run of heads over one block.
 inline void LatentBlock(const HeadShape& shape, const uint8_t* block, const uint32_t* selected,
                         const LatentScratch& scratch, int run, const LatentPace& pace, Vec* max,
-                        Vec* sum, Cursor& cursor) {
+                        Vec* sum, LatentCursor& cursor) {
   const int64_t chunk_bytes = int64_t{shape.key_dim} * kEntryTile * 2;
   const uint8_t* const q = scratch.q + run * RunBytes(shape) + 64;
   float* const o = scratch.o + int64_t{run} * shape.value_dim * kRows;
@@ -214,12 +222,18 @@ inline void LatentBlock(const HeadShape& shape, const uint8_t* block, const uint
   LatentSoftmax(shape, scratch.scores, scratch.weights, o, max, sum,
                 [&] { cursor.Lines(pace.softmax); });
   for (int tile = 0; tile < shape.value_dim / kLanes; tile += 2) {
-    cursor.Wrap();
     const ValueTiles values{
         block + tile * kTile, chunk_bytes, scratch.weights, 512, 64, o + tile * 256, 256, 64};
     AddTileValues(shape.value_dim / kLanes - tile, shape.block / kEntryTile, selected, values,
                   [&] { cursor.Lines(pace.values); });
   }
+}
+
+inline bool IsEmpty(const HeadShape& shape, const SoftmaxState& state) {
+  for (int h = 0; h < shape.group; ++h) {
+    if (state.max[h] != kNoScore) return false;
+  }
+  return true;
 }
 
 inline void LatentAttend(const HeadShape& shape, const float* q, const HeadBlocks& blocks,
@@ -229,14 +243,14 @@ inline void LatentAttend(const HeadShape& shape, const float* q, const HeadBlock
   const LatentPace pace = PaceOf(shape, blocks);
   ArrangeLatentTiles(shape, q, scratch.q);
   __builtin_memset(scratch.o, 0, runs * shape.value_dim * int64_t{kRows} * 4);
-  MoveOutput<true>(shape, scratch.o, state.o);
+  if (!IsEmpty(shape, state)) MoveOutput<true>(shape, scratch.o, state.o);
   Configure(kRows);
   for (int i = 0; i < blocks.num_blocks; ++i) {
     const uint32_t* const selected =
         blocks.selected ? blocks.selected + int64_t{i} * (shape.block / 32) : nullptr;
     if (!AnySelected(shape, selected)) continue;
     const uint8_t* const block = blocks.blocks[i] + blocks.head_offset;
-    Cursor cursor = MakeCursor(shape, blocks, i, pace.ahead);
+    LatentCursor cursor = MakeCursor<2>(shape, blocks, i, pace.ahead);
     for (int run = 0; run < runs; ++run) {
       const int first = run * kRows;
       const int heads = shape.group - first < kRows ? shape.group - first : kRows;

@@ -28,6 +28,12 @@ inline void LoadTile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTo) : "memory");
 }
 
+// What is not needed soon again: the first-level cache keeps what it has.
+template <int kTo>
+inline void LoadTileOnce(const void* from, int64_t stride) {
+  asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTo) : "memory");
+}
+
 template <int kFrom>
 inline void StoreTile(void* to, int64_t stride) {
   asm volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(to), "r"(stride), "i"(kFrom) : "memory");

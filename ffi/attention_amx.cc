@@ -8,13 +8,10 @@
 namespace wscope {
 namespace {
 
-// Into the second-level cache: tile loads take 16 lines at once from there, and prefetches into the
-// first level would take the fill buffers that these need.
-constexpr auto kPrefetchHint = _MM_HINT_T1;
-
 #include "vec_avx512.h"
 
-constexpr int64_t kPrefetchAhead = 16384;  // Bytes, of grouped heads.
+constexpr int64_t kPrefetchAhead = 32768;  // Bytes, of grouped heads: a span.
+constexpr int kPrefetchPages = 8;
 
 #include "simd_rounded.h"
 
@@ -33,7 +30,7 @@ constexpr int kSoftmaxLines = 2;  // Prefetched with each 32 weights of grouped 
 // Half a tile into the first-level cache.
 inline void PrefetchNear(const uint8_t* from) {
   for (int line = 0; line < kTile / 128; ++line) {
-    _mm_prefetch(reinterpret_cast<const char*>(from + 64 * line), _MM_HINT_T0);
+    Prefetch<1>(from + 64 * line);
   }
 }
 
@@ -55,11 +52,11 @@ inline void AddChunk(const ValueTiles& in, int chunk, const uint32_t* selected, 
   if (selected && selected[chunk] == 0) return;
   const uint8_t* const at = in.tiles + chunk * in.chunk_bytes;
   LoadTile<kWeights>(in.weights + chunk * in.weight_step, in.weight_stride);
-  LoadTile<kFirst>(at, 64);
+  LoadTileOnce<kFirst>(at, 64);
   Product<0, kWeights, kFirst>();
   fetch();
   if constexpr (kTiles > 1) {
-    LoadTile<kSecond>(at + kTile, 64);
+    LoadTileOnce<kSecond>(at + kTile, 64);
     Product<1, kWeights, kSecond>();
     fetch();
   }

@@ -11,6 +11,7 @@ struct Vec {
 };
 
 constexpr int64_t kPrefetchAhead = 16384;  // Bytes.
+constexpr int kPrefetchPages = 1;
 constexpr int kMaxHeads = 4;
 constexpr int kLatentHeads = 2;
 constexpr int kValueTiles = 1;
@@ -68,10 +69,6 @@ inline float ReduceMax(Vec x) {
   four = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(four, _mm_movehdup_ps(four)));
 }
-inline void Prefetch(const uint8_t* at) {
-  _mm_prefetch(reinterpret_cast<const char*>(at), _MM_HINT_T0);
-}
-
 inline __m256 LowHalves(__m256i row) { return _mm256_castsi256_ps(_mm256_slli_epi32(row, 16)); }
 inline __m256 HighHalves(__m256i row) {
   return _mm256_castsi256_ps(

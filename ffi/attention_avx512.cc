@@ -6,11 +6,10 @@
 namespace wscope {
 namespace {
 
-constexpr auto kPrefetchHint = _MM_HINT_T0;
-
 #include "vec_avx512.h"
 
 constexpr int64_t kPrefetchAhead = 8192;  // Bytes.
+constexpr int kPrefetchPages = 1;
 
 #include "simd_float.h"
 

@@ -8,11 +8,10 @@
 namespace wscope {
 namespace {
 
-constexpr auto kPrefetchHint = _MM_HINT_T0;
-
 #include "vec_avx512.h"
 
 constexpr int64_t kPrefetchAhead = 8192;  // Bytes.
+constexpr int kPrefetchPages = 1;
 
 #include "attention_simd.h"
 #include "simd_rounded.h"

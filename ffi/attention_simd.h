@@ -33,7 +33,6 @@ inline void BlockScores(const HeadShape& shape, const uint8_t* head,
         score(Heads<0>{});
       }
     });
-    cursor.Wrap();
   }
 }
 
@@ -95,7 +94,6 @@ inline void BlockValues(const HeadShape& shape, const uint8_t* values, const uin
                                         stored - d, dims - d < kPanelDims ? dims - d : kPanelDims,
                                         weights + entry, o + first + d, cursor);
         }
-        cursor.Wrap();
       }
       chunk += int64_t{kEntryTile} * stored * Numbers::kItem;
     }

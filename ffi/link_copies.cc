@@ -97,9 +97,9 @@ class CudaLink : public Link {
 
  private:
   static constexpr int kAhead = 8;  // Copies enqueued, so that the link never waits for us.
-  // The device makes the copies of one direction one after the other: many enqueued ahead hold up
-  // all others, and a single one that has to come behind theirs got a fifth of its rate.
-  static constexpr int kAheadAtRate = 3;
+  // The device makes the copies of one direction one after the other: any enqueued ahead hold up
+  // those of others for as long as they take.
+  static constexpr int kAheadAtRate = 1;
   struct Copy {
     cuda::Event ended;
     int64_t bytes = 0;

@@ -7,8 +7,6 @@
 namespace wscope {
 namespace {
 
-constexpr auto kPrefetchHint = _MM_HINT_T0;
-
 #include "vec_avx512.h"
 
 inline void Turn(const uint8_t* from, int64_t row_bytes, int count, uint8_t* to) {

@@ -27,6 +27,5 @@ inline void RoundedSoftmax(const HeadShape& shape, const uint32_t* selected, flo
           cursor.Lines(lines);
           _mm512_storeu_si512(row + i, RoundTwo(w, w_2));
         });
-    cursor.Wrap();
   }
 }

@@ -76,6 +76,5 @@ inline void Softmax(const HeadShape& shape, const uint32_t* selected, float* sco
           Store(row + i, w);
           Store(row + i + kLanes, w_2);
         });
-    cursor.Wrap();
   }
 }

@@ -1,5 +1,4 @@
-// 16 floats in one register. Included inside the anonymous namespace of a file, which has defined
-// kPrefetchHint.
+// 16 floats in one register. Included inside the anonymous namespace of a file.
 
 using Vec = __m512;
 
@@ -25,9 +24,6 @@ inline Vec Select(uint32_t bits, Vec a, Vec b) {
 }
 inline float ReduceAdd(Vec x) { return _mm512_reduce_add_ps(x); }
 inline float ReduceMax(Vec x) { return _mm512_reduce_max_ps(x); }
-inline void Prefetch(const uint8_t* at) {
-  _mm_prefetch(reinterpret_cast<const char*>(at), kPrefetchHint);
-}
 
 // A row of bfloat16: the first of each pair is the low half of its 32 bits.
 inline Vec LowHalves(__m512i row) { return _mm512_castsi512_ps(_mm512_slli_epi32(row, 16)); }
@@ -54,8 +50,8 @@ inline Vec Fraction(Vec x) {
   return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
 
-// 2^x for x <= 0; relative error 1.5e-7: the minimax polynomial of degree 5 on [0, 1] is good to
-// 7.5e-8, the rest is rounding.
+// 2^x for x below 100; relative error 1.5e-7: the minimax polynomial of degree 5 on [0, 1] is good
+// to 7.5e-8, the rest is rounding.
 inline Vec Exp2(Vec x) {
   const Vec r = Fraction(x);
   Vec y = Set1(0.00187757669f);

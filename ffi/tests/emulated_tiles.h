@@ -44,6 +44,11 @@ inline void LoadTile(const void* from, int64_t stride) {
   }
 }
 
+template <int kTo>
+inline void LoadTileOnce(const void* from, int64_t stride) {
+  LoadTile<kTo>(from, stride);
+}
+
 template <int kFrom>
 inline void StoreTile(void* to, int64_t stride) {
   const EmulatedTile& tile = TheTiles().tile[kFrom];
