@@ -60,7 +60,7 @@ class Ceilings:
     ) -> float:
         """GB/s of copies of that size out of `pool`, or the memory made for that.
 
-        They are made back to back, or a few at a time and no faster than `rate` bytes a second.
+        They are made back to back, or one at a time and no faster than `rate` bytes a second.
         """
         pool = pool or self._link
         rates = _ffi.measure_streams(

@@ -5,14 +5,15 @@ bytes of the placed blocks over the time of a step, of a few dispatched one behi
 same run, between the steps: the workers reading, the link copying chunks of 32 MiB, and both at once, over memory of
 their own. What `write_scope` gains over another policy has the ceiling that the paper's comparison has, both readers
 over one; a policy below its own ceiling flatters it, so the rates are what to read. `write_scope` is settled first: its
-share is fed back over some steps and applied to a fresh cache, three times. The caches of all policies of a context are
-open at once, are filled row by row in turns and run in turns: what others do on the machine meets them alike, and no
-one has the faster part of the memory.
+share is fed back over some steps and applied to a fresh cache, three times, beside the caches of the others. The caches
+of all policies of a context are open at once, are filled row by row in turns and run in turns: what others do on the
+machine meets them alike, and no one has the faster part of the memory.
 """
 
 import argparse
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any, Final
 
 import record
@@ -89,12 +90,17 @@ class Bench:
             chunk_entries=self.args.chunk_entries,
         )
 
-    def settle(self) -> None:
-        """Lets feedback find the share, on a cache that has the share found before."""
+    def settle(self, beside: Sequence[Policy] = ()) -> None:
+        """Lets feedback find the share, on a cache that has the share found before; `beside` it lie idle caches.
+
+        With those of the comparison that follows, it has the same part of faster and slower pages.
+        """
         if self.args.share is not None:
             return
         for _ in range(1 if self.is_settled else FIRST_ROUNDS):
-            with self.setup(self.write_scope) as setup:
+            setup = self.setup(self.write_scope)
+            with filled_together([setup, *map(self.setup, beside)]):
+                setup.timings.clear()
                 before = setup.cache.cpu_share()
                 for _ in range(10 if self.args.quick else SETTLE_STEPS // GROUP):
                     setup.run(1 if self.args.quick else GROUP)
@@ -102,12 +108,11 @@ class Bench:
                 after = setup.cache.cpu_share()
             assert isinstance(found, WriteScope)
             self.write_scope = found
-            print(f"  settling: a cache with r = {before:.3f} asks for r = {after:.3f}")
+            print(f"  settling: a cache with r = {before:.3f} asks for r = {after:.3f}", flush=True)
         self.is_settled = True
 
     def measure(self, chosen: dict[str, Policy]) -> None:
         """GB/s of groups of steps of each policy, in turns, with the ceilings sampled in between."""
-        self.require_room(len(chosen))
         setups = {name: self.setup(policy) for name, policy in chosen.items()}
         with filled_together(list(setups.values())):
             single = {name: min(one.run(1) for _ in range(3)) for name, one in setups.items()}
@@ -196,13 +201,16 @@ class Bench:
         self.rates = {}
         self.ceilings.clear()
         print(f"{args.case}, batch {args.batch}, context {context}, {self.layers} layers")
-        chosen: dict[str, Policy] = {}
-        for name in filter(None, args.policies.split(",")):
-            if name == "write_scope":
-                self.settle()
-            chosen[name] = self.write_scope if name == "write_scope" else policies.choose(name)
+        names = [name for name in args.policies.split(",") if name]
+        chosen: dict[str, Policy] = {
+            name: policies.choose(name) for name in names if name != "write_scope"
+        }
         for share in filter(None, args.shares.split(",")):
             chosen[f"share_{share}"] = WriteScope(share=float(share))
+        self.require_room(1 + len(chosen))
+        if "write_scope" in names:
+            self.settle(list(chosen.values()))
+            chosen = {"write_scope": self.write_scope, **chosen}
         self.measure(chosen)
         return self.rows()
 
@@ -247,8 +255,9 @@ def main() -> None:
     if min(contexts) < WINDOW:
         raise SystemExit(f"decode_attention: a context has at least a block, {WINDOW} tokens")
     entry = CASES[args.case].layout.entry_bytes(2)
-    most = min(args.layers * args.batch * max(contexts) * entry, 8 << 30)
-    ceilings = Ceilings((128 << 20) if args.quick else (2 << 30), max(most, 64 << 20))
+    # As many bytes as a cache has: of fewer, a last-level cache of 300 MB keeps a larger part.
+    most = max(min(args.layers * args.batch * max(contexts) * entry, 8 << 30), 64 << 20)
+    ceilings = Ceilings(most, most)
     bench = Bench(args, ceilings)
     rows: Rows = []
     try:

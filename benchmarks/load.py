@@ -4,14 +4,16 @@ Steps that only attend, `write_scope` settled on an idle machine (share r0). The
 on:
 
 - readers: processes of numpy, pinned to no core, that together read a third of what the CPU gives.
-- copies: copies to the device at half of the link's rate, a few at a time. The device makes the copies of one direction
-  one after the other, so those enqueued back to back would leave the cache's own none.
+- copies: large copies to the device at half of the link's rate, one at a time. The device makes the copies of one
+  direction one after the other: several enqueued at once would leave the cache's own none, and a small one waits for so
+  many of those that it gets a fifth of the rate.
 
 Feedback runs on; a fresh batch is placed with the share that it found (r1) and held against a fresh batch with r0, both
-under the load, in turns. Equations 1 and 2 say what that gains, from the costs of an entry under the load, A for the
-CPU and B for the link: the time that r1 saves should be 0.8 of what they say. The ceilings of the rows are these
-predictions, no limit of the machine. The share over time is in the rows (`series`: seconds from the onset, share) and
-printed as a plot.
+under the load, in turns, their caches filled row by row in turns. That is done a few times, and what the batch with r1
+took is fed back as well: its pages are not those of the cache that the load surprised. The last time is judged.
+Equations 1 and 2 say what r1 gains, from the costs of an entry under the load, A for the CPU and B for the link: the
+time that it saves should be 0.8 of what they say. The ceilings of the rows are these predictions, no limit of the
+machine. The share over time is in the rows (`series`: seconds from the onset, share) and printed as a plot.
 """
 
 import argparse
@@ -37,9 +39,11 @@ from wscope_jax.roofline import Roofline, StepTiming
 
 PART: Final = 1 / 3  # of the CPU's bandwidth, that the readers take
 BAR: Final = 0.8  # of the predicted gain
+TIMES: Final = 3  # that fresh batches are held against each other
 LEAST: Final = 0.02  # of a step, that a gain has to be to be judged
 LINES: Final = 24  # of the plot
 LOADS: Final = ("readers", "copies")
+COPY: Final = 256 << 20  # bytes of one
 COPY_S: Final = 0.5  # of copies, until their rate is known or they can stop
 Series = list[tuple[float, float]]  # seconds from the onset, share of the CPU
 
@@ -78,7 +82,7 @@ class Copies:
         try:
             half = GB * self._ceilings["link"] / 2
             while not self._ended.is_set():
-                self._rates.append(GB * self._ceilings.link_alone(COPY_S, rate=half))
+                self._rates.append(GB * self._ceilings.link_alone(COPY_S, COPY, rate=half))
                 self._told.set()
         except Exception as error:
             self._failure = error
@@ -134,7 +138,7 @@ class Comparison(NamedTuple):
         loaded: r1.
         old_s: seconds of a step with r0, of each group.
         new_s: seconds of a step with r1.
-        model: costs of an entry meanwhile.
+        model: costs of an entry meanwhile, in the batch with r0.
     """
 
     idle: float
@@ -171,7 +175,7 @@ class LoadBench(Bench):
         setup.timings.clear()
         return found
 
-    def tell(self, when: str, model: Roofline) -> None:
+    def tell_costs(self, when: str, model: Roofline) -> None:
         """Prints A and B, as rates too."""
         rates = [
             self.entry_bytes / cost / GB for cost in (model.cpu_s_per_entry, model.link_s_per_entry)
@@ -189,11 +193,8 @@ class LoadBench(Bench):
         print(f"{kind}: settled on r0 = {idle:.3f}", flush=True)
         try:
             with self.onset(kind) as (load, series):
-                for _ in range(2):
-                    self.settle()
-                loaded = self.share()
-                print(f"  under load: the fed-back share is r1 = {loaded:.3f}", flush=True)
-                found = self.compare(idle, loaded, load)
+                for _ in range(TIMES):
+                    found = self.compare(idle, load)
         finally:
             self.write_scope = idle_policy
         return self.judge(kind, found, series)
@@ -207,11 +208,11 @@ class LoadBench(Bench):
             self.watch(setup, series, began)
             began, ahead = time.perf_counter(), time.perf_counter() - began
             series[:] = [(at - ahead, share) for at, share in series]
-            self.tell("idle", self.model(setup))
+            self.tell_costs("idle", self.model(setup))
             with self.load(kind) as load:
                 self.watch(setup, series, began)
                 found = setup.cache.policy
-                self.tell("under load, the cache as it was", self.model(setup))
+                self.tell_costs("under load, the cache as it was", self.model(setup))
                 plot(series)
                 setup.cache.close()
                 assert isinstance(found, WriteScope)
@@ -224,23 +225,31 @@ class LoadBench(Bench):
             setup.run(GROUP)
             series.append((time.perf_counter() - began, setup.cache.cpu_share()))
 
-    def compare(self, idle: float, loaded: float, load: Any) -> Comparison:
-        """Runs fresh batches with r0 and with r1, in turns."""
-        old_s, new_s = [], []
-        old, new = (self.setup(WriteScope(share=share)) for share in (idle, loaded))
+    def compare(self, idle: float, load: Any) -> Comparison:
+        """Runs fresh batches with r0 and with the share found so far, in turns; feeds back what the latter took."""
+        old_s, new_s, loaded = [], [], self.share()
+        old, new = self.setup(WriteScope(share=idle)), self.setup(self.write_scope)
         with filled_together((old, new)):
             old.timings.clear()
             load.rate()
             for _ in range(self.args.groups):
                 old_s.append(old.run(GROUP))
                 new_s.append(new.run(GROUP))
-            print(f"  the load itself: {load.rate() / GB:.1f} GB/s", flush=True)
+            saved = 1 - statistics.median(new_s) / statistics.median(old_s)
+            print(
+                f"  fresh batches: r1 = {loaded:.3f} saves {100 * saved:.1f} %; the load itself: "
+                f"{load.rate() / GB:.1f} GB/s"
+            )
+            self.tell_costs("of the batch with r1", self.model(new))
+            found = new.cache.policy
+            assert isinstance(found, WriteScope)
+            self.write_scope = found
             return Comparison(idle, loaded, old_s, new_s, self.model(old))
 
     def judge(self, kind: str, found: Comparison, series: Series) -> list[dict[str, Any]]:
         """Prints what r1 gains beside what equations 1 and 2 say; rows of both steps and of the gain."""
         idle, loaded, old_s, new_s, model = found
-        self.tell("under load, a fresh batch with r0", model)
+        self.tell_costs("under load, a fresh batch with r0", model)
         best = model.cpu_share(self.placed)
         limits = [self.layers * step_s(model, share, self.placed) for share in (idle, best)]
         old, new = statistics.median(old_s), statistics.median(new_s)

@@ -50,6 +50,28 @@ def test_forced_text(family: str, name: str, window: int) -> None:
     assert np.abs(logits - data.long_logits).max() < TOLERANCE
 
 
+@pytest.mark.parametrize("name", ["share_0.3", "gpu_only", "cpu_only"])
+@pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v2"])
+def test_forced_text_where_windows_keep_four_blocks_more(family: str, name: str) -> None:
+    data = golden(family)
+    with Engine.from_pretrained(
+        CHECKPOINTS[family], dtype="float32", window=32, spare_memory=_block_bytes(family) * 4
+    ) as eng:
+        logits = eng.score(data.long_ids, data.long_first, policy=ALL_POLICIES[name])
+        tokens = eng.generate(
+            [data.long_ids[:150].tolist()],
+            Sampling(max_new_tokens=4, ignore_eos=True),
+            policy=ALL_POLICIES[name],
+        ).regions["window"]["tokens"]
+    assert np.abs(logits - data.long_logits).max() < TOLERANCE
+    assert tokens == 153  # a window of 32 alone would hold at most 63
+
+
+def _block_bytes(family: str) -> int:
+    streams = engine(family, 32).model.streams
+    return len(streams) * 32 * streams[0][0].layout.entry_bytes(4)
+
+
 @pytest.mark.parametrize("name", ["auto", *ALL_POLICIES])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sequence(family: str, name: str) -> None:
