@@ -13,8 +13,8 @@ namespace wscope {
 namespace {
 
 // Of one part in the last two rounds, at least: a few times what it costs to take one, and to
-// clear, write and merge a state. Of 302 MB of latent entries 5 rounds make 0.70 of reading (15
-// workers), 8 make 0.66.
+// clear, write and merge a state. Of 188 MB of latent entries (15 workers) parts of a half or of
+// twice the size make 0.02 to 0.05 less of reading. No cut is moved further to spare a state.
 constexpr int64_t kLeastPartBytes = int64_t{128} << 10;
 constexpr int64_t kLeastPartStates = 36;
 
@@ -65,14 +65,22 @@ void HostJob::Cut(int workers) {
   for (int round = 0; round < rounds; ++round) {
     const int64_t left = items >> round;
     const int64_t after = round + 1 == rounds ? 0 : items >> (round + 1);
+    const int64_t near = std::min(least, (left - after) / each / 4);
     for (int i = 0; i < each; ++i) {
-      part_begins_.push_back(items - left + (left - after) * i / each);
+      part_begins_.push_back(CutNear(items - left + (left - after) * i / each, near));
     }
   }
   part_begins_.push_back(items);
   CountCuts();
   // A part that finds no memory can only make the result void; here it is an error that is told.
   SpareBuffers::Get().Reserve(kept_bytes());
+}
+
+int64_t HostJob::CutNear(int64_t item, int64_t most) const {
+  const Segment segment = SegmentAt(item, num_blocks() * shape_.num_kv_heads);
+  const int64_t begin = HeadBegin(segment), end = item + segment.last - segment.first;
+  if (item - begin <= most) return begin;
+  return end - item <= most ? end : item;
 }
 
 void HostJob::CountCuts() {
@@ -160,6 +168,7 @@ void HostJob::RunPart(int part) {
     return;
   }
   auto* const q_scratch = reinterpret_cast<float*>(scratch + kernel_bytes);
+  bool follows = false;
   for (int64_t item = part_begins_[part], end = part_begins_[part + 1]; item < end;) {
     const Segment segment = SegmentAt(item, end);
     const int64_t head = HeadIndex(segment), count = segment.last - segment.first;
@@ -172,10 +181,14 @@ void HostJob::RunPart(int part) {
     }
     const SoftmaxState state = StateAt(shape_, memory);
     ClearState(shape_, state);
-    const HeadBlocks blocks{rows_->blocks.data() + segment.first, static_cast<int>(count),
+    const HeadBlocks blocks{rows_->blocks.data() + segment.first,
+                            static_cast<int>(count),
                             layer_offset_ + segment.head * shape_.head_bytes(),
                             selected_ ? selected_ + segment.first * (shape_.block / 32) : nullptr,
-                            prefetch_bytes_};
+                            prefetch_bytes_,
+                            item < end ? HeadAt(SegmentAt(item, end)) : nullptr,
+                            follows};
+    follows = true;
     kernel_.attend(head_shape_, Queries(head, q_scratch), blocks, scratch, state);
     if (segment.whole) {
       WriteHead(head, state);

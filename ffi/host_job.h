@@ -40,10 +40,11 @@ struct RowBlocks {
 
 // The list of (row, kv head, block) is cut into parts for a number of workers, a few each: a half
 // of the list in equal parts, then a half of what is left, and so on, so that workers of unequal
-// speed end together. A part writes the heads that it has whole straight to the result; what begins
-// or ends inside a head is kept as a running state, at most two a part. Who adds the last of a
-// head's states merges them, in the order of the parts. So the result depends on the number of
-// workers only, whoever runs the parts. Each part widens the query heads that it needs.
+// speed end together. Parts begin where a head does if that is not far. A part writes the heads
+// that it has whole straight to the result; what begins or ends inside a head is kept as a running
+// state, at most two a part. Who adds the last of a head's states merges them, in the order of the
+// parts. So the result depends on the number of workers only, whoever runs the parts. Each part
+// widens the query heads that it needs.
 class HostJob {
  public:
   static constexpr int kMaxRounds = 8;
@@ -96,6 +97,10 @@ class HostJob {
   };
 
   Segment SegmentAt(int64_t item, int64_t end) const;
+  // The first block's head.
+  const uint8_t* HeadAt(const Segment& segment) const {
+    return rows_->blocks[segment.first] + layer_offset_ + segment.head * shape_.head_bytes();
+  }
   // Where the head of a segment begins in the list.
   int64_t HeadBegin(const Segment& segment) const;
   // Where a part keeps the state of a head that begins in an earlier part, or else of one that ends
@@ -114,6 +119,8 @@ class HostJob {
     return 2 * num_parts_ * shape_.state_size() * static_cast<int64_t>(sizeof(float));
   }
   void Cut(int workers);
+  // A place to cut near `item`: the end of a head if one is within `most` items.
+  int64_t CutNear(int64_t item, int64_t most) const;
   void CountCuts();
   void Forget();
 

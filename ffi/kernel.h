@@ -38,6 +38,9 @@ struct HeadBlocks {
   const uint32_t* selected;
   // How far ahead of the loads the kernel prefetches, kOwnPrefetch or in bytes.
   int64_t prefetch_bytes;
+  // The head that is attended to next, or null: prefetched with the end of the last block.
+  const uint8_t* after = nullptr;
+  bool follows = false;  // The call before had blocks[0] as what comes after.
 };
 
 // The running state of a softmax over some entries, per query head of one kv head; scores are in

@@ -82,8 +82,8 @@ inline int64_t HeadBytes(const HeadShape& shape) {
   return shape.block * dims * ItemBytes(shape);
 }
 
-// `own_ahead`: how many bytes ahead this kernel prefetches unless it is told. Before the first
-// block so many are prefetched at once.
+// `own_ahead`: how many bytes ahead this kernel prefetches unless it is told. What no call before
+// has prefetched of the first block is prefetched at once.
 template <int kLevel = 1>
 inline CursorInto<kLevel> MakeCursor(const HeadShape& shape, const HeadBlocks& blocks, int i,
                                      int64_t own_ahead) {
@@ -91,12 +91,13 @@ inline CursorInto<kLevel> MakeCursor(const HeadShape& shape, const HeadBlocks& b
   const int64_t told = blocks.prefetch_bytes;
   const int64_t ahead = told == kOwnPrefetch ? own_ahead : told;
   const uint8_t* const begin = blocks.blocks[i] + blocks.head_offset;
+  const uint8_t* const after = blocks.after ? blocks.after : begin;
   const uint8_t* const next =
-      i + 1 < blocks.num_blocks ? blocks.blocks[i + 1] + blocks.head_offset : begin;
+      i + 1 < blocks.num_blocks ? blocks.blocks[i + 1] + blocks.head_offset : after;
   // Where nothing is to come ahead, no page may.
   const bool pages = ahead > 0 && head_bytes >= kPrefetchPages * kPage;
   CursorInto<kLevel> cursor{nullptr, nullptr, nullptr, next, head_bytes, pages ? kPage : 64, 0};
-  if (i == 0) {
+  if (i == 0 && !blocks.follows) {
     cursor.Begin(begin, 0);
     cursor.Lines(static_cast<int>(ahead / 64));
   } else if (ahead < head_bytes) {
