@@ -91,16 +91,16 @@ class Bench:
         )
 
     def settle(self, beside: Sequence[Policy] = ()) -> None:
-        """Lets feedback find the share, on a cache that has the share found before; `beside` it lie idle caches.
+        """Lets feedback find the share, on a cache that has the share found before.
 
-        With those of the comparison that follows, it has the same part of faster and slower pages.
+        `beside` it lie caches that run a few steps and then idle: with those of the comparison that follows, it has the
+        same part of faster and of slower pages.
         """
         if self.args.share is not None:
             return
         for _ in range(1 if self.is_settled else FIRST_ROUNDS):
             setup = self.setup(self.write_scope)
             with filled_together([setup, *map(self.setup, beside)]):
-                setup.timings.clear()
                 before = setup.cache.cpu_share()
                 for _ in range(10 if self.args.quick else SETTLE_STEPS // GROUP):
                     setup.run(1 if self.args.quick else GROUP)
@@ -207,7 +207,7 @@ class Bench:
         }
         for share in filter(None, args.shares.split(",")):
             chosen[f"share_{share}"] = WriteScope(share=float(share))
-        self.require_room(1 + len(chosen))
+        self.require_room(len(chosen) + ("write_scope" in names))
         if "write_scope" in names:
             self.settle(list(chosen.values()))
             chosen = {"write_scope": self.write_scope, **chosen}
@@ -254,10 +254,9 @@ def main() -> None:
         raise SystemExit("decode_attention: resident places no block, there is nothing to read")
     if min(contexts) < WINDOW:
         raise SystemExit(f"decode_attention: a context has at least a block, {WINDOW} tokens")
-    entry = CASES[args.case].layout.entry_bytes(2)
-    # As many bytes as a cache has: of fewer, a last-level cache of 300 MB keeps a larger part.
-    most = max(min(args.layers * args.batch * max(contexts) * entry, 8 << 30), 64 << 20)
-    ceilings = Ceilings(most, most)
+    # About as many bytes as a cache has: of fewer, a last-level cache of 300 MB keeps a larger part.
+    size = (128 << 20) if args.quick else max(2 << 30, int(args.gigabytes * GB))
+    ceilings = Ceilings(size, size)
     bench = Bench(args, ceilings)
     rows: Rows = []
     try:

@@ -20,7 +20,6 @@ import argparse
 import dataclasses
 import os
 import statistics
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
@@ -28,23 +27,24 @@ from typing import Any, Final, NamedTuple
 
 import record
 from ceilings import GB, Ceilings
+from copies import Copies
 from decode_attention import GROUP, LEAST_LAYERS, WINDOW, Bench
-from filled import Setup, filled_together
+from filled import Setup, filled_together, placed_bytes
 from readers import Readers
 
 from tests.cases import CASES
 from wscope_jax.footprint import CHUNK_ENTRIES
+from wscope_jax.layout import Region
 from wscope_jax.policies import WriteScope
 from wscope_jax.roofline import Roofline, StepTiming
 
 PART: Final = 1 / 3  # of the CPU's bandwidth, that the readers take
+PART_OF_LINK: Final = 1 / 2
 BAR: Final = 0.8  # of the predicted gain
 TIMES: Final = 3  # that fresh batches are held against each other
 LEAST: Final = 0.02  # of a step, that a gain has to be to be judged
 LINES: Final = 24  # of the plot
 LOADS: Final = ("readers", "copies")
-COPY: Final = 256 << 20  # bytes of one
-COPY_S: Final = 0.5  # of copies, until their rate is known or they can stop
 Series = list[tuple[float, float]]  # seconds from the onset, share of the CPU
 
 
@@ -66,42 +66,6 @@ def arguments() -> argparse.Namespace:
         args.batch, args.context, args.layers = 4, 2048, LEAST_LAYERS
         args.groups, args.chunk_entries = 10, 2 * WINDOW
     return args
-
-
-class Copies:
-    """A thread whose copies to the device take half of the link."""
-
-    def __init__(self, ceilings: Ceilings) -> None:
-        self._ceilings = ceilings
-        self._ended, self._told = threading.Event(), threading.Event()
-        self._rates: list[float] = []
-        self._failure: Exception | None = None
-        self._thread = threading.Thread(target=self._copy, daemon=True)
-
-    def _copy(self) -> None:
-        try:
-            half = GB * self._ceilings["link"] / 2
-            while not self._ended.is_set():
-                self._rates.append(GB * self._ceilings.link_alone(COPY_S, COPY, rate=half))
-                self._told.set()
-        except Exception as error:
-            self._failure = error
-        self._told.set()
-
-    def __enter__(self) -> "Copies":
-        self._thread.start()
-        return self
-
-    def rate(self) -> float:
-        """Bytes a second of the newest copies, once there are some; raises what has ended them."""
-        self._told.wait()
-        if self._failure is not None:
-            raise self._failure
-        return statistics.median(self._rates[-9:])
-
-    def __exit__(self, *_: object) -> None:
-        self._ended.set()
-        self._thread.join()
 
 
 def costs(timings: Sequence[StepTiming], known: Roofline) -> Roofline:
@@ -160,7 +124,7 @@ class LoadBench(Bench):
     def load(self, kind: str) -> AbstractContextManager[Readers | Copies]:
         """A load that is not there yet."""
         if kind == "copies":
-            return Copies(self.ceilings)
+            return Copies(self.ceilings, PART_OF_LINK * GB * self.ceilings["link"])
         count = self.args.readers or max(1, len(os.sched_getaffinity(0)) // 2)
         return Readers(count, PART * GB * self.ceilings["cpu"])
 
@@ -227,10 +191,11 @@ class LoadBench(Bench):
 
     def compare(self, idle: float, load: Any) -> Comparison:
         """Runs fresh batches with r0 and with the share found so far, in turns; feeds back what the latter took."""
-        old_s, new_s, loaded = [], [], self.share()
+        old_s, new_s = [], []
         old, new = self.setup(WriteScope(share=idle)), self.setup(self.write_scope)
         with filled_together((old, new)):
-            old.timings.clear()
+            placed = placed_bytes(new.cache)
+            loaded = placed[Region.UNPINNED] / sum(placed.values())
             load.rate()
             for _ in range(self.args.groups):
                 old_s.append(old.run(GROUP))
@@ -254,14 +219,14 @@ class LoadBench(Bench):
         limits = [self.layers * step_s(model, share, self.placed) for share in (idle, best)]
         old, new = statistics.median(old_s), statistics.median(new_s)
         saved, foreseen = 1 - new / old, 1 - limits[1] / limits[0]
-        reached = saved / foreseen if foreseen > 0 else 0.0
-        verdict = "reached" if reached >= BAR else "NOT reached"
-        if foreseen < LEAST:
-            verdict = "says little: the load hardly shifts the balance"
+        verdict = "the load hardly shifts the balance: nothing to judge"
+        if foreseen >= LEAST:
+            reached = saved / foreseen
+            verdict = f"{reached:.2f} of the predicted gain, {BAR} {'' if reached >= BAR else 'NOT '}reached"
         print(
             f"  a step: {1e3 * old:.2f} ms with r0 = {idle:.3f}, {1e3 * new:.2f} ms with r1 = {loaded:.3f}: saves "
             f"{100 * saved:.1f} %; predicted {1e3 * limits[0]:.2f} and {1e3 * limits[1]:.2f} ms (r = {best:.3f}): "
-            f"{100 * foreseen:.1f} %\n  {reached:.2f} of the predicted gain, {BAR} {verdict}",
+            f"{100 * foreseen:.1f} %\n  {verdict}",
             flush=True,
         )
         case = f"{self.args.case}_b{self.args.batch}_{self.context}_{kind}"

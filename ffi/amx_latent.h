@@ -6,11 +6,9 @@
 // queries.
 
 // Blocks are read twice, so half of one lies ahead: more than the first-level cache holds.
-using LatentCursor = CursorInto<2>;
+using LatentCursor = PrefetchCursor<2>;
 
 constexpr int kNearTiles = 2;  // So far ahead of the scores a tile is brought to the first level.
-
-constexpr float kSlack = 8.0f;  // Of the max, in units of log2.
 
 struct LatentScratch {
   uint8_t* q;         // [runs], of each a line of zeros and [K / 16][16 dims][16 heads][q, 0]
@@ -132,9 +130,7 @@ inline void DropUnselected(const HeadShape& shape, const uint32_t* selected, flo
   }
 }
 
-// Turns the scores of a run of 16 heads, one in each lane, into weights. Where the max rises by
-// more than kSlack, o is brought to it; else the old one serves on, and weights are at most
-// 2^kSlack: o is 32 KB, and would be read and written for nearly each of the first blocks.
+// Turns the scores of a run of 16 heads, one in each lane, into weights; brings o to the new max.
 template <typename Fetch>
 inline void LatentSoftmax(const HeadShape& shape, const float* scores, uint16_t* weights, float* o,
                           Vec* state_max, Vec* state_sum, Fetch fetch) {
@@ -146,9 +142,7 @@ inline void LatentSoftmax(const HeadShape& shape, const float* scores, uint16_t*
       tops[k] = Max(tops[k], Mul(Load(scores + (i + k) * kLanes), scale));
     }
   }
-  const Vec top = Max(Max(tops[0], tops[1]), Max(tops[2], tops[3]));
-  const __mmask16 rises = _mm512_cmp_ps_mask(top, Add(*state_max, Set1(kSlack)), _CMP_GT_OQ);
-  const Vec max = Select(rises, top, *state_max);
+  const Vec max = Max(Max(tops[0], tops[1]), Max(tops[2], tops[3]));
   const Vec minus_max = _mm512_sub_ps(Zero(), max);
   const __m512i interleave =
       _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
@@ -168,7 +162,9 @@ inline void LatentSoftmax(const HeadShape& shape, const float* scores, uint16_t*
     Transpose(rows);
     for (int h = 0; h < 16; ++h) _mm512_storeu_si512(weights + chunk * 512 + h * 32, rows[h]);
   }
-  const Vec shrink = Exp2(_mm512_sub_ps(*state_max, max));  // 0 from the empty state on.
+  const __mmask16 rises = _mm512_cmp_ps_mask(*state_max, max, _CMP_NEQ_UQ);
+  // 0 from the empty state on; 1 to the last bit where o stays as it is.
+  const Vec shrink = Select(rises, Exp2(_mm512_sub_ps(*state_max, max)), Set1(1.0f));
   *state_sum = Fma(*state_sum, shrink, Add(sum, sum_2));
   if (rises != 0) {
     float factors[16];
@@ -229,13 +225,6 @@ inline void LatentBlock(const HeadShape& shape, const uint8_t* block, const uint
   }
 }
 
-inline bool IsEmpty(const HeadShape& shape, const SoftmaxState& state) {
-  for (int h = 0; h < shape.group; ++h) {
-    if (state.max[h] != kNoScore) return false;
-  }
-  return true;
-}
-
 inline void LatentAttend(const HeadShape& shape, const float* q, const HeadBlocks& blocks,
                          void* memory, const SoftmaxState& state) {
   const LatentScratch scratch = MakeLatent(shape, memory);
@@ -243,7 +232,7 @@ inline void LatentAttend(const HeadShape& shape, const float* q, const HeadBlock
   const LatentPace pace = PaceOf(shape, blocks);
   ArrangeLatentTiles(shape, q, scratch.q);
   __builtin_memset(scratch.o, 0, runs * shape.value_dim * int64_t{kRows} * 4);
-  if (!IsEmpty(shape, state)) MoveOutput<true>(shape, scratch.o, state.o);
+  MoveOutput<true>(shape, scratch.o, state.o);
   Configure(kRows);
   for (int i = 0; i < blocks.num_blocks; ++i) {
     const uint32_t* const selected =

@@ -28,7 +28,7 @@ inline void LoadTile(const void* from, int64_t stride) {
   asm volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTo) : "memory");
 }
 
-// What is not needed soon again: the first-level cache keeps what it has.
+// What the first-level cache need not keep: it keeps the queries, weights and sums that it has.
 template <int kTo>
 inline void LoadTileOnce(const void* from, int64_t stride) {
   asm volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(from), "r"(stride), "i"(kTo) : "memory");

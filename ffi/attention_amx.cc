@@ -10,8 +10,8 @@ namespace {
 
 #include "vec_avx512.h"
 
-constexpr int64_t kPrefetchAhead = 32768;  // Bytes, of grouped heads: a span.
 constexpr int kPrefetchPages = 8;
+constexpr int64_t kPrefetchAhead = kPrefetchPages * 4096;  // Bytes, of grouped heads.
 
 #include "simd_rounded.h"
 

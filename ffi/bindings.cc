@@ -85,6 +85,13 @@ std::shared_ptr<Pool> RequireSlots(const PoolHandle& pool, int layer, int num_sl
   return held;
 }
 
+void RequirePrefetch(int64_t prefetch_bytes) {
+  if (prefetch_bytes < 0 && prefetch_bytes != kOwnPrefetch) {
+    throw std::invalid_argument("prefetch_bytes: is " + std::to_string(prefetch_bytes) +
+                                ", must be -1 (the kernel's own) or not negative");
+  }
+}
+
 void RequireBlocks(const Pool& pool, const AttentionShape& shape) {
   if (shape.block_bytes() != pool.block_bytes()) {
     throw std::invalid_argument("pool: has blocks of another size");
@@ -99,6 +106,7 @@ Times PyMeasureAttention(const PoolHandle& pool, int layer, const Int32Matrix& t
       MakeShape(num_q_heads, num_kv_heads, key_dim, value_dim, value_in_key, block, storage);
   const std::shared_ptr<Pool> held = RequireSlots(pool, layer, 0);
   RequireBlocks(*held, shape);
+  RequirePrefetch(prefetch_bytes);
   const auto rows = static_cast<int>(table.shape(0));
   const auto blocks = static_cast<int32_t>(table.shape(1));
   for (int64_t i = 0; i < int64_t{rows} * blocks; ++i) {
@@ -131,6 +139,7 @@ Times PyMeasureRows(const PoolHandle& pool, int layer, int num_slots, int num_q_
 Times PyMeasureRead(const PoolHandle& pool, int layer, int num_slots, const std::string& isa,
                     int64_t prefetch_bytes) {
   const std::shared_ptr<Pool> held = RequireSlots(pool, layer, num_slots);
+  RequirePrefetch(prefetch_bytes);
   const Kernel& kernel = ReadIsa(isa);
   const nb::gil_scoped_release release;
   const Measured times = MeasureRead(*held, layer, num_slots, kernel, prefetch_bytes);

@@ -36,7 +36,8 @@ struct HeadBlocks {
   // Null for all, else a bit per entry, [num_blocks, D / 32]: entries that count. What the others
   // hold must be finite.
   const uint32_t* selected;
-  // How far ahead of the loads the kernel prefetches, kOwnPrefetch or in bytes.
+  // How far ahead of the loads the kernel prefetches, kOwnPrefetch or in bytes: 0 for not at all,
+  // at most a head. Where it prefetches several pages side by side, at least these should be ahead.
   int64_t prefetch_bytes;
   // The head that is attended to next, or null: prefetched with the end of the last block.
   const uint8_t* after = nullptr;

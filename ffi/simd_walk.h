@@ -10,25 +10,25 @@ inline void Prefetch(const uint8_t* at) {
   _mm_prefetch(reinterpret_cast<const char*>(at), kLevel == 1 ? _MM_HINT_T0 : _MM_HINT_T1);
 }
 
-// Runs through the head's bytes ahead of the loads, and on into the next block. Where the
-// instruction set has kPrefetchPages of more than one, the first lines of so many pages come first,
-// then the second ones: each page's own hardware prefetcher so runs ahead of the lines that are
-// asked for, and theirs take no fill buffer of the first-level cache, which tile loads want too.
+// Runs through the head's bytes ahead of the loads, and on into the next block. With vectors
+// (kPrefetchPages of 1) in the order of memory. With tiles the first lines of so many pages come
+// first, then the second ones, and what is left at the end in as many shorter pages: each page's
+// own hardware prefetcher so runs ahead of the lines that are asked for, into the second level, and
+// what it brings takes no fill buffer of the first level, which tile loads want too.
 template <int kLevel>
-struct CursorInto {
+struct PrefetchCursor {
   const uint8_t* at;    // The next line, of the first page of a span.
   const uint8_t* turn;  // Where that page ends.
   const uint8_t* end;   // Of the head.
   const uint8_t* next;  // Where the next block's head begins.
   int64_t bytes;        // Of a head.
-  int64_t page;         // Bytes; a line where a head has less than a span of pages.
-  int owed;             // Lines, less than one of each page.
+  int64_t most;         // Bytes of a page at most.
+  int64_t page;         // Bytes of a page of this span.
+  int64_t owed;         // Lines, less than one of each page.
 
-  inline int64_t Span() const { return kPrefetchPages * page; }
-
-  inline void Lines(int count) {
+  inline void Lines(int64_t count) {
     if constexpr (kPrefetchPages == 1) {
-      for (int i = 0; i < count; ++i) Prefetch<kLevel>(at + 64 * i);
+      for (int64_t i = 0; i < count; ++i) Prefetch<kLevel>(at + 64 * i);
       at += 64 * count;
       if (at >= end) Begin(next, at - end);
     } else {
@@ -36,7 +36,7 @@ struct CursorInto {
         if (page == kPage) {
           for (int i = 0; i < kPrefetchPages; ++i) Prefetch<kLevel>(at + i * kPage);
         } else {
-          for (int i = 0; i < kPrefetchPages; ++i) Prefetch<kLevel>(at + i * 64);
+          for (int i = 0; i < kPrefetchPages; ++i) Prefetch<kLevel>(at + i * page);
         }
         at += 64;
         if (at == turn) Turn();
@@ -44,31 +44,37 @@ struct CursorInto {
     }
   }
 
-  // To the next span, or the next block.
+  // To what comes `ahead` bytes after the beginning of a head, at most its length.
+  inline void Begin(const uint8_t* head, int64_t ahead) {
+    end = head + bytes;
+    if constexpr (kPrefetchPages == 1) {
+      at = head + ahead;
+    } else {
+      const int64_t span = kPrefetchPages * most;
+      Enter(head + ahead / span * span);
+      at += ahead % span / kPrefetchPages / 64 * 64;
+      if (at >= turn) at = turn - 64;
+    }
+  }
+
+  inline void Enter(const uint8_t* span) {
+    const int64_t even = (end - span) / kPrefetchPages / 64 * 64;
+    page = even < 64 ? 64 : (even < most ? even : most);
+    at = span;
+    turn = span + page;
+  }
+
   inline void Turn() {
-    at += Span() - page;
-    if (at < end) {
-      Enter(at);
+    const uint8_t* const span = turn + (kPrefetchPages - 1) * page;
+    if (span < end) {
+      Enter(span);
     } else {
       Begin(next, 0);
     }
   }
-
-  // To what comes `ahead` bytes after the beginning of a head.
-  inline void Begin(const uint8_t* head, int64_t ahead) {
-    end = head + bytes;
-    Enter(head + ahead / Span() * Span());
-    at += ahead % Span() / kPrefetchPages / 64 * 64;
-  }
-
-  // To the first line of a span. The last one of a head may repeat some of the one before.
-  inline void Enter(const uint8_t* first) {
-    at = end - first < Span() ? end - Span() : first;
-    turn = at + page;
-  }
 };
 
-using Cursor = CursorInto<1>;
+using Cursor = PrefetchCursor<1>;
 
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr float kNoScore = -__builtin_inff();
@@ -82,28 +88,28 @@ inline int64_t HeadBytes(const HeadShape& shape) {
   return shape.block * dims * ItemBytes(shape);
 }
 
-// `own_ahead`: how many bytes ahead this kernel prefetches unless it is told. What no call before
-// has prefetched of the first block is prefetched at once.
+// `own_ahead`: how many bytes ahead this kernel prefetches unless it is told; at most a head. With
+// tiles, what no call before has prefetched of the first block is prefetched at once.
 template <int kLevel = 1>
-inline CursorInto<kLevel> MakeCursor(const HeadShape& shape, const HeadBlocks& blocks, int i,
-                                     int64_t own_ahead) {
-  const int64_t head_bytes = HeadBytes(shape);
-  const int64_t told = blocks.prefetch_bytes;
-  const int64_t ahead = told == kOwnPrefetch ? own_ahead : told;
+inline PrefetchCursor<kLevel> MakeCursor(const HeadShape& shape, const HeadBlocks& blocks, int i,
+                                         int64_t own_ahead) {
+  const int64_t bytes = HeadBytes(shape);
+  const int64_t told = blocks.prefetch_bytes == kOwnPrefetch ? own_ahead : blocks.prefetch_bytes;
+  const int64_t ahead = told < bytes ? told : bytes;
   const uint8_t* const begin = blocks.blocks[i] + blocks.head_offset;
   const uint8_t* const after = blocks.after ? blocks.after : begin;
   const uint8_t* const next =
       i + 1 < blocks.num_blocks ? blocks.blocks[i + 1] + blocks.head_offset : after;
-  // Where nothing is to come ahead, no page may.
-  const bool pages = ahead > 0 && head_bytes >= kPrefetchPages * kPage;
-  CursorInto<kLevel> cursor{nullptr, nullptr, nullptr, next, head_bytes, pages ? kPage : 64, 0};
-  if (i == 0 && !blocks.follows) {
+  // Pages would fetch ahead although nothing is to come ahead.
+  const int64_t most = ahead > 0 ? kPage : 64;
+  PrefetchCursor<kLevel> cursor{nullptr, nullptr, nullptr, next, bytes, most, most, 0};
+  if (kPrefetchPages > 1 && i == 0 && !blocks.follows) {
     cursor.Begin(begin, 0);
-    cursor.Lines(static_cast<int>(ahead / 64));
-  } else if (ahead < head_bytes) {
+    cursor.Lines(ahead / 64);
+  } else if (ahead < bytes) {
     cursor.Begin(begin, ahead);
   } else {
-    cursor.Begin(next, ahead - head_bytes);
+    cursor.Begin(next, 0);
   }
   return cursor;
 }

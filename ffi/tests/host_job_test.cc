@@ -45,8 +45,8 @@ bool SameBits(const HostJob& a, const HostJob& b) {
 
 void CheckResult(const Case& test, const HostJob& job, const Expected& expected) {
   const bool exact = KernelFor(HeadOf(test.shape)).exact;
-  CHECK(MaxError(job.o(), expected.o) <= OTolerance(test) + (exact ? 0.0 : kRoundedO));
-  CHECK(MaxError(job.lse(), expected.lse) <= LseTolerance(test) + (exact ? 0.0 : 1e-4));
+  CHECK(MaxError(job.o(), expected.o) <= Tolerance(test) + (exact ? 0.0 : kRoundedO));
+  CHECK(MaxError(job.lse(), expected.lse) <= Tolerance(test) + (exact ? 0.0 : 1e-4));
 }
 
 // Parts end anywhere: inside a head, at its end, in a row after empty ones.

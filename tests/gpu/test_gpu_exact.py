@@ -52,24 +52,21 @@ def test_forced_text(family: str, name: str, window: int) -> None:
 
 @pytest.mark.parametrize("name", ["share_0.3", "gpu_only", "cpu_only"])
 @pytest.mark.parametrize("family", ["qwen3_moe", "deepseek_v2"])
-def test_forced_text_where_windows_keep_four_blocks_more(family: str, name: str) -> None:
-    data = golden(family)
+def test_windows_that_keep_four_blocks_more(family: str, name: str) -> None:
+    data, policy, plain = golden(family), ALL_POLICIES[name], engine(family, 32)
+    layouts = [stream.layout for streams in plain.model.streams for stream in streams]
+    spare_memory = 4 * 32 * sum(layout.entry_bytes(4) for layout in layouts)
+    prompts, settings = [data.long_ids[:400].tolist()], Sampling(max_new_tokens=70)
     with Engine.from_pretrained(
-        CHECKPOINTS[family], dtype="float32", window=32, spare_memory=_block_bytes(family) * 4
+        CHECKPOINTS[family], dtype="float32", window=32, spare_memory=spare_memory
     ) as eng:
-        logits = eng.score(data.long_ids, data.long_first, policy=ALL_POLICIES[name])
-        tokens = eng.generate(
-            [data.long_ids[:150].tolist()],
-            Sampling(max_new_tokens=4, ignore_eos=True),
-            policy=ALL_POLICIES[name],
-        ).regions["window"]["tokens"]
+        logits = eng.score(data.long_ids, data.long_first, policy=policy)
+        found = eng.generate(prompts, settings, policy=policy)
     assert np.abs(logits - data.long_logits).max() < TOLERANCE
-    assert tokens == 153  # a window of 32 alone would hold at most 63
-
-
-def _block_bytes(family: str) -> int:
-    streams = engine(family, 32).model.streams
-    return len(streams) * 32 * streams[0][0].layout.entry_bytes(4)
+    wanted = plain.generate(prompts, settings, policy=policy)
+    assert found.tokens == wanted.tokens
+    windows = [result.regions["window"]["tokens"] for result in (found, wanted)]
+    assert windows[0] == windows[1] + 4 * 32
 
 
 @pytest.mark.parametrize("name", ["auto", *ALL_POLICIES])
