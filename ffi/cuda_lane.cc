@@ -45,6 +45,11 @@ CudaLane::~CudaLane() {
                        std::move(device_), std::move(pump_), std::move(bounce_)));
 }
 
+int64_t CudaLane::Filling::took_ns() const {
+  const int64_t since_freed = ended->Since(*freed);
+  return before ? std::min(since_freed, ended->Since(*before)) : since_freed;
+}
+
 bool CudaLane::Drain(int64_t deadline_ns) {
   if (handshake_ && !handshake_->Drain(deadline_ns)) return false;
   if (!Patience(deadline_ns).Await([&] { return stores_.Query(); })) return false;

@@ -61,15 +61,19 @@ class CudaLane {
     std::shared_ptr<cuda::PinnedBuffer> buffer;
     std::shared_ptr<cuda::Event> done;
   };
-  // The last copy into a slot.
+  // The last copy into a slot. It might have begun when the slot was free and the copy before it
+  // had ended; when it did, somebody else's copies have a say in, which the device makes in turns.
   struct Filling {
-    std::shared_ptr<cuda::Event> began, ended;
+    std::shared_ptr<cuda::Event> freed, ended;
+    std::shared_ptr<cuda::Event> before;  // The end of the copy before; null for the first one.
+    int64_t took_ns() const;              // What it took from then on; it has ended.
   };
   // The two PING-PONG slots and the copies into them.
   struct Pump {
     std::array<uint8_t*, 2> slots{};  // Where they were at the last call.
     std::array<Filling, 2> filled;
-    cuda::Event freed;
+    std::shared_ptr<cuda::Event> freed;        // By XLA's stream, the slot of the chunk before.
+    std::shared_ptr<cuda::Event> last;         // The end of the newest copy.
     std::vector<std::shared_ptr<Pool>> pools;  // Alive as long as a copy may read them.
   };
 

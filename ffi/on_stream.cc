@@ -101,8 +101,8 @@ Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t numbe
   CudaLane::Pump& pump = lane_->pump_;
   const cuda::Stream stream = lane_->loads_.get();
   const int64_t bytes = load.num_slots * call.block_bytes;
-  CudaLane::Filling filling{lane_->TakeEvent(), lane_->TakeEvent()};
-  Status status = First({pump.freed.MakeWait(stream), filling.began->Record(stream)});
+  CudaLane::Filling filling{pump.freed, lane_->TakeEvent(), pump.last};
+  Status status = pump.freed->MakeWait(stream);
   for (int64_t done = 0; status.ok() && done < bytes;) {
     const uint8_t* const from = call.pool->Block(load.layer, load.first_slot) + done;
     const int64_t run =
@@ -112,6 +112,7 @@ Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t numbe
     done += run;
   }
   if (status.ok()) status = filling.ended->Record(stream);
+  pump.last = filling.ended;
   pump.filled[number % 2] = std::move(filling);
   return status;
 }
@@ -131,7 +132,8 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
     pump.pools.push_back(call.pool);
   }
   // The attention over the chunk before, which this call comes behind, has read its slot.
-  Status status = pump.freed.Record(stream_);
+  pump.freed = lane_->TakeEvent();
+  Status status = pump.freed->Record(stream_);
   if (status.ok() && call.turn == 0) status = Fill(call, call.now, 0);
   if (status.ok() && call.next) status = Fill(call, *call.next, call.turn + 1);
   if (!status.ok()) return status;
@@ -140,7 +142,7 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
     *timing = [filled]() -> std::optional<StepTiming> {
       if (!filled.ended->Done()) return std::nullopt;
       StepTiming took;
-      took.link_ns = filled.ended->Since(*filled.began);
+      took.link_ns = filled.took_ns();
       return took;
     };
   }

@@ -17,8 +17,10 @@ namespace wscope {
 
 // Sums over the calls of one plan, in nanoseconds and entries of one layer.
 struct StepTiming {
-  int64_t cpu_ns = 0;            // Jobs: from the first worker's start to the last one's end.
-  int64_t link_ns = 0;           // CUDA: the copies of the loads. CPU: host_start to host_finish.
+  int64_t cpu_ns = 0;  // Jobs: from the first worker's start to the last one's end.
+  // CUDA: the copies of the loads, and what they waited for others'. CPU: host_start to
+  // host_finish.
+  int64_t link_ns = 0;
   int64_t wait_cpu_ns = 0;       // What host_finish waited for the workers.
   int64_t wait_link_ns = 0;      // What ended jobs waited for host_finish.
   int64_t host_entries = 0;      // Attended by the jobs.

@@ -1,12 +1,14 @@
 // Steps behind streams: what they compute, load and store is bit for bit what the host gives.
 #include "cuda_lane.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <thread>
 #include <vector>
 
 #include "check.h"
+#include "clock.h"
 #include "engine.h"
 #include "workers.h"
 
@@ -107,6 +109,7 @@ void TestPump(const Numbers& counts) {
   Fake::Get().delay_us(200);
   for (int round = 0; round < 3; ++round) {  // The parity of a step's turns begins anew.
     const Program program = LoadsOf(counts);
+    const int64_t began_ns = NowNs();
     engine.Push(program);
     CHECK(engine.queue->Begin().ok());
     for (size_t turn = 0; turn < counts.size(); ++turn) CHECK(engine.Load(turn).ok());
@@ -117,6 +120,11 @@ void TestPump(const Numbers& counts) {
           engine.pinned->Block(program.loads[3 * turn], program.loads[3 * turn + 1]);
       CHECK(std::memcmp(engine.Seen(turn), chunk, counts[turn] * engine.shape.block_bytes()) == 0);
     }
+    // The copies follow one another: no moment counts twice.
+    const std::vector<StepTiming> timings = engine.queue->DrainTimings();
+    CHECK(timings.size() == 1);
+    const bool any = std::any_of(counts.begin(), counts.end(), [](int32_t n) { return n > 0; });
+    CHECK((timings[0].link_ns > 0) == any && timings[0].link_ns <= NowNs() - began_ns);
   }
 }
 
