@@ -40,6 +40,7 @@ lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/mypy benchmarks/*.py
 	$(BIN)/clang-format --dry-run -Werror $$(find ffi -name '*.h' -o -name '*.cc')
 
 format:

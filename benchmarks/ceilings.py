@@ -9,6 +9,8 @@ from wscope_jax.dispatcher import start_workers
 SLOT: Final = 1 << 20
 CHUNK: Final = 32 << 20  # bytes of a copy
 GB: Final = 1e9
+QUICK_BYTES: Final = 128 << 20
+LEAST_BYTES: Final = 2 << 30  # to read: of fewer, a last-level cache of 300 MB keeps a part
 NAMES: Final = ("cpu", "link", "cpu_of_both", "link_of_both")
 
 
@@ -29,6 +31,12 @@ class Ceilings:
         self._link = self._pool(link_bytes, self._device)
         self.samples: dict[str, list[float]] = {}
         self.clear()
+
+    @classmethod
+    def make(cls, quick: bool, num_bytes: int = LEAST_BYTES) -> "Ceilings":
+        """Memory for either reader, as many bytes as what they are the ceilings of, or few to be quick."""
+        size = QUICK_BYTES if quick else max(LEAST_BYTES, num_bytes)
+        return cls(size, size)
 
     @staticmethod
     def _pool(num_bytes: int, device: int | None) -> _ffi.Pool:

@@ -36,9 +36,6 @@ from wscope_jax.policies import Policy, WriteScope
 from wscope_jax.sampling import Rows, row_operands
 from wscope_jax.steps import Steps
 
-READ_BYTES = 2 << 30  # that the workers go through for the ceilings, several times what caches hold
-LINK_BYTES = 512 << 20
-QUICK_BYTES = 128 << 20
 SMALL = {  # with --quick, those of them that the family's configurations have
     "hidden_size": 256,
     "dense_size": 256,
@@ -108,7 +105,7 @@ class Bench:
         self.eng = open_engine(args, spare_memory=int(args.spare_gigabytes * GB))
         gpu_memory.print_host("with the weights in place")
         self.rows = row_operands([Sampling(ignore_eos=True)] * args.batch)
-        self.ceilings = make_ceilings(args.quick)
+        self.ceilings = Ceilings.make(args.quick)
         self.account = gpu_memory.Account(self.eng, self.rows, args.batch)
         self.write_scope = self.eng.policy
         self.is_settled = self.is_counted = False
@@ -216,17 +213,17 @@ class Bench:
         return record.row(self.case(), f"wscope/{name}", samples, "ms", 1e3 * ceiling)
 
 
-def make_ceilings(quick: bool) -> Ceilings:
-    """Memory for both readers."""
-    return Ceilings(QUICK_BYTES, QUICK_BYTES) if quick else Ceilings(READ_BYTES, LINK_BYTES)
-
-
 def steps(eng: Engine, cache: Any, rows: Rows, count: int) -> Iterator[float]:
     """Seconds from the tokens of each step to those of the next; a long run tells how far it is."""
     decoding, ids = Steps(eng._programs, cache, rows), np.arange(cache.batch, dtype=np.int32)
     told = began = time.perf_counter()
+    number = 0
+
+    def may_go_on(_: tuple[int, ...]) -> bool:
+        return number + 1 < count
+
     for number in range(count):
-        decoding.take(ids, lambda _, number=number: number + 1 < count)
+        decoding.take(ids, may_go_on)
         seconds, began = time.perf_counter() - began, time.perf_counter()
         if time.perf_counter() - told > TELL_S:
             told = time.perf_counter()

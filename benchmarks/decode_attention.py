@@ -254,9 +254,7 @@ def main() -> None:
         raise SystemExit("decode_attention: resident places no block, there is nothing to read")
     if min(contexts) < WINDOW:
         raise SystemExit(f"decode_attention: a context has at least a block, {WINDOW} tokens")
-    # About as many bytes as a cache has: of fewer, a last-level cache of 300 MB keeps a larger part.
-    size = (128 << 20) if args.quick else max(2 << 30, int(args.gigabytes * GB))
-    ceilings = Ceilings(size, size)
+    ceilings = Ceilings.make(args.quick, int(args.gigabytes * GB))
     bench = Bench(args, ceilings)
     rows: Rows = []
     try:

@@ -20,8 +20,8 @@ import time
 from typing import Any, NamedTuple
 
 import record
-from ceilings import GB
-from decode import make_ceilings, open_engine, steps
+from ceilings import GB, Ceilings
+from decode import open_engine, steps
 from filled import fill, placed_bytes
 
 from wscope_jax import Engine, Sampling
@@ -137,7 +137,7 @@ def tell(found: list[Round]) -> dict[str, float]:
 
 def measure(args: argparse.Namespace, eng: Engine) -> list[dict[str, Any]]:
     """Rows: quiet steps beside what both readers give, steps that evict and all steps beside quiet ones."""
-    ceilings = make_ceilings(args.quick)
+    ceilings = Ceilings.make(args.quick)
     ceilings.sample(0.1, times=5)
     ceilings.close()
     ceilings.tell()

@@ -258,9 +258,8 @@ def plot(series: Series) -> None:
 
 def main() -> None:
     args = arguments()
-    size = (128 << 20) if args.quick else (2 << 30)
     with record.kept(args.json) as rows:
-        ceilings = Ceilings(size, size)
+        ceilings = Ceilings.make(args.quick)
         ceilings.sample(0.1, times=3)
         ceilings.tell()
         bench = LoadBench(args, ceilings)

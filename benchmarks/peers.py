@@ -71,8 +71,8 @@ def _vllm_library() -> str | None:
     import torch
 
     name = "_C.abi3.so" if torch.cpu._is_amx_tile_supported() else "_C_AVX512.abi3.so"
-    path = Path(spec.origin).parent / name
-    return str(path) if path.exists() else None
+    library = Path(spec.origin).parent / name
+    return str(library) if library.exists() else None
 
 
 def _call(op: Any, **arguments: Any) -> Any:
