@@ -51,9 +51,26 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.5, help="of steps measured per policy")
     args = parser.parse_args()
     if args.quick:
-        args.batch, args.context, args.layers = min(args.batch, 4), "2048", 4
-        args.seconds, args.chunk_entries = 1.0, 2 * WINDOW
+        quick = {"batch": 4, "context": "2048", "layers": 4, "seconds": 1.0}
+        for name, value in (quick | {"chunk_entries": 2 * WINDOW}).items():
+            if getattr(args, name) == parser.get_default(name):
+                setattr(args, name, value)
+    try:
+        args.contexts = [int(context) for context in args.context.split(",")]
+        args.fixed = {name: WriteScope(share=float(name)) for name in listed(args.shares)}
+        args.others = {name: policies.choose(name) for name in listed(args.policies)}
+    except ValueError as error:  # a UsageError, too
+        parser.error(str(error))
+    if odd := {"resident", "auto"} & set(args.others):
+        parser.error(f"--policies: {', '.join(odd)}: a policy that places blocks is wanted")
+    if min(args.contexts) < WINDOW or args.batch < 1 or args.layers < 1:
+        parser.error(f"at least a row, a layer and {WINDOW} tokens, a block, are needed")
     return args
+
+
+def listed(names: str) -> list[str]:
+    """Names between commas."""
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 class Bench:
@@ -201,14 +218,11 @@ class Bench:
         self.rates = {}
         self.ceilings.clear()
         print(f"{args.case}, batch {args.batch}, context {context}, {self.layers} layers")
-        names = [name for name in args.policies.split(",") if name]
-        chosen: dict[str, Policy] = {
-            name: policies.choose(name) for name in names if name != "write_scope"
-        }
-        for share in filter(None, args.shares.split(",")):
-            chosen[f"share_{share}"] = WriteScope(share=float(share))
-        self.require_room(len(chosen) + ("write_scope" in names))
-        if "write_scope" in names:
+        chosen: dict[str, Policy] = {n: p for n, p in args.others.items() if n != "write_scope"}
+        chosen |= {f"share_{share}": policy for share, policy in args.fixed.items()}
+        settles = "write_scope" in args.others
+        self.require_room(len(chosen) + settles)
+        if settles:
             self.settle(list(chosen.values()))
             chosen = {"write_scope": self.write_scope, **chosen}
         self.measure(chosen)
@@ -249,21 +263,13 @@ class Bench:
 
 def main() -> None:
     args = arguments()
-    contexts = [int(context) for context in args.context.split(",")]
-    if "resident" in args.policies:
-        raise SystemExit("decode_attention: resident places no block, there is nothing to read")
-    if min(contexts) < WINDOW:
-        raise SystemExit(f"decode_attention: a context has at least a block, {WINDOW} tokens")
     ceilings = Ceilings.make(args.quick, int(args.gigabytes * GB))
     bench = Bench(args, ceilings)
-    rows: Rows = []
-    try:
-        for context in contexts:
+    with record.kept(args.json) as rows:
+        for context in args.contexts:
             began = time.perf_counter()
             rows += bench.run(context)
             print(f"  {time.perf_counter() - began:.0f} s in all")
-    finally:  # what a later context does cannot lose these
-        record.finish(rows, args.json)
 
 
 if __name__ == "__main__":

@@ -58,6 +58,18 @@ def test_costs_make_sense_however_little_memory_is_left(
     assert sizes == [min(64 << 20, max(16 << 20, (left - machine.margin_of(left)) // 8) // 2)]
 
 
+def test_a_line_through_two_jobs() -> None:
+    per_entry, fixed = calibration.line(1000, 1.1e-3, 8000, 8.1e-3)
+    assert (per_entry, fixed) == pytest.approx((1e-6, 1e-4))
+
+
+@pytest.mark.parametrize("few_s", [1e-9, 3e-3, 20e-3])  # a disturbed short job
+def test_noise_is_no_fixed_cost(few_s: float) -> None:
+    per_entry, fixed = calibration.line(1000, few_s, 8000, 8e-3)
+    assert 0 <= fixed <= 0.25e-3
+    assert 0.95e-6 < per_entry <= 1e-6
+
+
 def test_the_link_is_busy_while_the_kernel_runs(copies: list[Any]) -> None:
     with calibration._busy_link(0, 64 << 20):
         while not copies:

@@ -10,6 +10,8 @@ from wscope_jax.errors import UsageError
 
 MOST_SEED: Final = 2**63 - 1  # here, where no jax is: seeds are checked before it may start
 
+FLOAT32: Final = (2.0**-126, 2.0**127)  # within the range of its normal numbers
+
 
 def shown(given: Any) -> str:
     """What a caller gave, as one short line."""
@@ -57,6 +59,15 @@ def number(name: str, given: Any, least: float, most: float, *, above_least: boo
         sides = f"above {least:g}, up to {most:g}" if above_least else f"{least:g} to {most:g}"
         raise UsageError(f"{name}: expected a number {sides}, got {shown(given)}")
     return value
+
+
+def scale(given: Any) -> float:
+    """The scale of scores, which are float32.
+
+    Raises:
+        UsageError: another type, or not a positive number that float32 has.
+    """
+    return number("scale", given, *FLOAT32)
 
 
 def boolean(name: str, given: Any) -> bool:

@@ -6,14 +6,14 @@ prompt, whose entries go straight to their final home. `evict` moves the oldest 
 """
 
 import dataclasses
-import sys
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
-from wscope_jax.arguments import array, instance, number
+from wscope_jax import arguments
+from wscope_jax.arguments import array, instance
 from wscope_jax.layout import ByteOrder, Entries, EntryLayout
 from wscope_jax.ops import host
 from wscope_jax.ops.packing import pack
@@ -195,7 +195,7 @@ def _check(entries: Any, view: Any, scale: Any) -> None:
     """Raises UsageError for what is no view, no entries or no number."""
     instance("entries", entries, Entries, "Entries(key, value)")
     instance("view", view, View, "a layer's view, such as views[i]")
-    number("scale", scale, 0.0, sys.float_info.max, above_least=True)
+    arguments.scale(scale)
 
 
 def _check_entries(entries: Entries, num: int, layout: EntryLayout) -> None:

@@ -17,6 +17,7 @@ log = logging.getLogger(__name__)
 READ_BYTES: Final = 256 << 20  # of the larger run: about what the CPU reads of a layer in a step
 LEAST_BYTES: Final = 16 << 20  # or it says nothing
 PART: Final = 8  # of the memory that is left: at most one of so many is read, and as much is copied
+FIXED_PART: Final = 4  # of a short job at the pace of a long one: a fixed cost is no more
 COPIED_BYTES: Final = 64 << 20
 COPY_BYTES: Final = 32 << 20  # of one copy that keeps the link busy meanwhile
 COPYING_S: Final = 0.05  # between two looks at whether that is still needed
@@ -55,15 +56,26 @@ def measure(layout: EntryLayout, *, num_q_heads: int, window: int, dtype: str) -
 
     number = devices.cuda_number()
     with _busy_link(number, num_bytes):
-        short, long = kernel_s(few), kernel_s(many)
-    slope = max((long - short) / ((many - few) * window), LEAST_COST_S)
+        per_entry, fixed = line(few * window, kernel_s(few), many * window, kernel_s(many))
     copied = min(COPIED_BYTES, num_bytes // 2)
     copy_ns = _ffi.time_copy(copied) if number is None else _ffi.time_load(number, copied)
     return Roofline(
-        cpu_s_per_entry=slope,
+        cpu_s_per_entry=per_entry,
         link_s_per_entry=max(1e-9 * copy_ns * entry_bytes / copied, LEAST_COST_S),
-        cpu_fixed_s=max(0.0, short - slope * few * window),
+        cpu_fixed_s=fixed,
     )
+
+
+def line(few: int, few_s: float, many: int, many_s: float) -> tuple[float, float]:
+    """Seconds of an entry and fixed ones of a job, of two jobs' entries and seconds.
+
+    The fixed ones are no more than a part of what the shorter job takes by the longer one's pace: a neighbour's moment
+    would seem to be a fixed cost, and a short text would be placed for the link alone.
+    """
+    slope = (many_s - few_s) / (many - few)
+    most = many_s * few / many / FIXED_PART
+    fixed = min(max(0.0, few_s - slope * few), most)
+    return max((many_s - fixed) / many, LEAST_COST_S), fixed
 
 
 @contextmanager

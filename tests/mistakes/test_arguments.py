@@ -165,7 +165,7 @@ def entries(num, heads=2):
 step = dict(q=jnp.zeros((2, 4, 16)), entries=entries(2), view=cache.views[0], scale=0.25)
 attend(**step, sink=jnp.zeros(4))
 refuses(attend, step, q=(None, 3, jnp.zeros((3, 4, 16))), entries=(None, entries(3), entries(2, 1)),
-        view=(None, cache.views), scale=(None, 0, "x"), sink=(3, jnp.zeros(3)))
+        view=(None, cache.views), scale=(None, 0, "x", 1e-46, 1e39), sink=(3, jnp.zeros(3)))
 prompt = dict(q=jnp.zeros((32, 4, 16)), entries=entries(32), view=cache.views[0], scale=0.25,
               row=jnp.int32(0), length=jnp.int32(3))
 attend_prompt(**prompt)
@@ -174,8 +174,9 @@ refuses(attend_prompt, prompt, q=(None, 3), entries=(None, entries(3)), view=(No
 key = jnp.zeros((2, 8, 2, 16))
 arrays = dict(q=step["q"], key=key, value=key, lengths=jnp.array([3, 4], jnp.int32))
 host_attention(**arrays)
-refuses(host_attention, arrays, q=(None, 3), key=(None, key[:1]), value=(3,), lengths=(None, [3, 4]),
-        scale=("x", 0), value_dim=(0, 17), select=(3,), sink=(3,), block=(0, 33, None))
+refuses(host_attention, arrays, q=(None, 3, step["q"][:, :0]), key=(None, key[:1], key[:, :, :0]),
+        value=(3, key[..., :0]), lengths=(None, [3, 4]),
+        scale=("x", 0, 1e-46, 1e39), value_dim=(0, 17), select=(3,), sink=(3,), block=(0, 33, None))
 refuses(lambda partials: merge(partials), {{}}, partials=(None, 3))
 for partials in ((), (Partial(jnp.zeros((1, 2, 4)), jnp.zeros((1, 2))), 3)):
     try:

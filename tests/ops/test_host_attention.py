@@ -72,6 +72,14 @@ def test_a_program_may_be_the_first_to_use_it(monkeypatch: pytest.MonkeyPatch) -
     assert len(started) == 1
 
 
+def test_lengths_beyond_the_array_count_all_and_negative_ones_none(isa: str) -> None:
+    q, key, value = _inputs("gqa8_d128", "float32")
+    got = host_attention(q, key, value, jnp.array([ENTRIES + 1, 2**31 - 1, -1]), block=BLOCK)
+    want = host_attention(q, key, value, jnp.array([ENTRIES, ENTRIES, 0]), block=BLOCK)
+    np.testing.assert_array_equal(got.o, want.o)
+    np.testing.assert_array_equal(got.lse, want.lse)
+
+
 def test_selected_entries_and_a_sink(isa: str) -> None:
     q, key, value = _inputs("gqa8_d128", "bfloat16")
     select = jnp.asarray(np.random.default_rng(4).random((ROWS, ENTRIES)) < 0.2).at[2].set(False)

@@ -1,6 +1,5 @@
 """The CPU's attention on ordinary arrays, without a cache."""
 
-import sys
 from typing import Any, Final
 
 import jax
@@ -8,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
-from wscope_jax import _ffi, devices
-from wscope_jax.arguments import array, integer, number
+from wscope_jax import _ffi, arguments, devices
+from wscope_jax.arguments import array, integer
 from wscope_jax.errors import UsageError
 from wscope_jax.layout import TILE_ENTRIES, ByteOrder, Entries, EntryLayout
 from wscope_jax.ops.packing import pack
@@ -38,17 +37,19 @@ def host_attention(
 
     Args:
         q: not scaled; query head h reads kv head h // (H / G).
-        key: S entries a row, of which the first `lengths[b]` count; float32 or bfloat16. All must be finite.
+        key: S entries a row, of which the first `lengths[b]` count; float32 or bfloat16. All must be finite, those that
+            do not count too: what else comes of them is not defined.
         value: one per key, or None where the value is the first `value_dim` numbers of the key.
-        lengths: entries that count in each row.
-        scale: applied to the scores in float32; K ** -0.5 unless given.
+        lengths: entries that count in each row; all S if it is more, none if it is negative.
+        scale: applied to the scores in float32, in whose range it is; K ** -0.5 unless given.
         value_dim: V, where `value` is None.
         select: entries that count, besides `lengths`: a gathered list as a mask.
         sink: one more logit per head that takes weight and gives nothing; not scaled.
         block: entries in a block, a multiple of 32.
 
     Returns:
-        o [B, H, V] and lse [B, H] in float32; 0 and -inf for a row where nothing counts.
+        o [B, H, V] and lse [B, H] in float32; 0 and -inf for a row where nothing counts. With bfloat16 keys some
+        instruction sets round queries and weights to bfloat16 (docs/kernel.md).
 
     Raises:
         UsageError: an argument of another type or shape.
@@ -60,8 +61,7 @@ def host_attention(
     width = key_dim if value is None else value.shape[-1]
     if value_dim is not None:
         width = integer("value_dim", value_dim, 1 if value is None else width, width)
-    scale = key_dim**-0.5 if scale is None else scale
-    scale = number("scale", scale, 0.0, sys.float_info.max, above_least=True)
+    scale = arguments.scale(key_dim**-0.5 if scale is None else scale)
     layout = EntryLayout(
         num_kv_heads=num_kv_heads,
         key_dim=key_dim,
@@ -77,7 +77,7 @@ def host_attention(
 
     entries = Entries(padded(key), None if value is None else padded(value.astype(key.dtype)))
     blocks = pack(entries, layout, block, ByteOrder.TILES)
-    counts = jnp.arange(num_blocks * block)[None, :] < lengths[:, None]
+    counts = jnp.arange(num_blocks * block)[None, :] < jnp.minimum(lengths, num_entries)[:, None]
     if select is not None:
         counts &= jnp.pad(select, pad)
     bits = counts.reshape(num_rows, -1, WORD_BITS).astype(jnp.uint32)
@@ -114,14 +114,16 @@ def _check(q: Any, key: Any, value: Any, lengths: Any, select: Any, sink: Any, b
     array("q", q, "float", "B", "H", "K")
     num_rows, _, key_dim = q.shape
     array("key", key, "float", num_rows, "S", "G", key_dim)
-    if value is not None:
-        array("value", value, "float", *key.shape[:3], "V")
     for name, floats in (("q", q), ("key", key)):
         if str(floats.dtype) not in ("float32", "bfloat16"):
             raise UsageError(f"{name}: expected float32 or bfloat16, got {floats.dtype}")
-    if num_rows == 0 or key.shape[2] == 0 or q.shape[1] % key.shape[2]:
+        _require_some(name, floats)
+    if value is not None:
+        array("value", value, "float", *key.shape[:3], "V")
+        _require_some("value", value)
+    if q.shape[1] % key.shape[2]:
         raise UsageError(
-            f"q: expected at least one row, and query heads a multiple of the {key.shape[2]} kv heads, got {q.shape}"
+            f"q: expected query heads a multiple of the {key.shape[2]} kv heads, got {q.shape}"
         )
     array("lengths", lengths, "int", num_rows)
     if select is not None:
@@ -130,3 +132,9 @@ def _check(q: Any, key: Any, value: Any, lengths: Any, select: Any, sink: Any, b
         array("sink", sink, "float", q.shape[1])
     if integer("block", block, TILE_ENTRIES) % TILE_ENTRIES:
         raise UsageError(f"block: expected a multiple of {TILE_ENTRIES}, got {block}")
+
+
+def _require_some(name: str, floats: Any) -> None:
+    """There may be no entries, but not no rows, heads or dims."""
+    if 0 in (floats.shape[0], *floats.shape[-2:]):
+        raise UsageError(f"{name}: expected rows, heads and dims of at least 1, got {floats.shape}")
