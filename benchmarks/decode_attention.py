@@ -51,8 +51,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=float, default=1.5, help="of steps measured per policy")
     args = parser.parse_args()
     if args.quick:
-        quick = {"batch": 4, "context": "2048", "layers": 4, "seconds": 1.0}
-        for name, value in (quick | {"chunk_entries": 2 * WINDOW}).items():
+        quick: dict[str, Any] = {"batch": 4, "context": "2048", "layers": 4, "seconds": 1.0}
+        quick["chunk_entries"] = 2 * WINDOW
+        for name, value in quick.items():  # what was asked for stays
             if getattr(args, name) == parser.get_default(name):
                 setattr(args, name, value)
     try:

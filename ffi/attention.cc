@@ -71,11 +71,10 @@ SoftmaxState StateAt(const AttentionShape& shape, float* memory) {
   return {memory, max, max + shape.group()};
 }
 
-void ClearState(const AttentionShape& shape, const SoftmaxState& state) {
-  const int group = shape.group();
-  std::fill_n(state.o, static_cast<int64_t>(group) * shape.value_dim, 0.0f);
-  std::fill_n(state.max, group, kNoScore);
-  std::fill_n(state.sum, group, 0.0f);
+void ClearState(const HeadShape& shape, const SoftmaxState& state) {
+  std::fill_n(state.o, int64_t{shape.group} * shape.value_dim, 0.0f);
+  std::fill_n(state.max, shape.group, kNoScore);
+  std::fill_n(state.sum, shape.group, 0.0f);
 }
 
 void MergeState(const AttentionShape& shape, const SoftmaxState& from, const SoftmaxState& into) {

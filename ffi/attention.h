@@ -46,7 +46,7 @@ HeadShape HeadOf(const AttentionShape& shape);
 // The state that lies in `memory`, [state_size].
 SoftmaxState StateAt(const AttentionShape& shape, float* memory);
 
-void ClearState(const AttentionShape& shape, const SoftmaxState& state);
+void ClearState(const HeadShape& shape, const SoftmaxState& state);
 
 // Adds the entries of `from` to `into`. Two empty states make an empty one.
 void MergeState(const AttentionShape& shape, const SoftmaxState& from, const SoftmaxState& into);

@@ -11,13 +11,13 @@ namespace {
 #include "vec_avx512.h"
 
 constexpr int kPrefetchPages = 8;
-constexpr int64_t kPrefetchAhead = kPrefetchPages * 4096;  // Bytes, of grouped heads.
 
 #include "simd_rounded.h"
 
-constexpr int kRows = 16;         // Of a tile.
-constexpr int64_t kTile = 1024;   // Bytes.
-constexpr int kTileDims = 32;     // Dims of a tile of queries or keys.
+constexpr int64_t kPrefetchAhead = kPrefetchPages * kPage;  // Bytes, of grouped heads.
+constexpr int kRows = 16;                                   // Of a tile.
+constexpr int64_t kTile = 1024;                             // Bytes.
+constexpr int kTileDims = 32;                               // Dims of a tile of queries or keys.
 constexpr int kTileLines = 16;    // Prefetched with each tile of grouped heads.
 constexpr int kSoftmaxLines = 2;  // Prefetched with each 32 weights of grouped heads.
 // The tests run this file on processors without AMX.

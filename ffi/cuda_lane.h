@@ -21,6 +21,14 @@ namespace wscope {
 // mover's.
 class CudaLane {
  public:
+  // The last copy into a slot. It might have begun when the slot was free and the copy before it
+  // had ended; when it did, somebody else's copies have a say in, which the device makes in turns.
+  struct Filling {
+    std::shared_ptr<cuda::Event> freed, ended;
+    std::shared_ptr<cuda::Event> before;  // The end of the copy before; null for the first one.
+    int64_t took_ns() const;              // What it took from then on; it has ended.
+  };
+
   // In the context that is current.
   static Status Make(std::shared_ptr<CudaLane>* lane);
   ~CudaLane();
@@ -60,13 +68,6 @@ class CudaLane {
   struct Staging {
     std::shared_ptr<cuda::PinnedBuffer> buffer;
     std::shared_ptr<cuda::Event> done;
-  };
-  // The last copy into a slot. It might have begun when the slot was free and the copy before it
-  // had ended; when it did, somebody else's copies have a say in, which the device makes in turns.
-  struct Filling {
-    std::shared_ptr<cuda::Event> freed, ended;
-    std::shared_ptr<cuda::Event> before;  // The end of the copy before; null for the first one.
-    int64_t took_ns() const;              // What it took from then on; it has ended.
   };
   // The two PING-PONG slots and the copies into them.
   struct Pump {

@@ -7,7 +7,6 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
-#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -112,9 +111,7 @@ int64_t TimeKernel(const Kernel& kernel, const HeadShape& shape, const HeadBlock
   const Memory scratch = Aligned(kernel.scratch_bytes(shape));
   int64_t best = INT64_MAX;
   for (int run = 0; run < kTimingRuns; ++run) {
-    std::fill_n(state.o, int64_t{shape.group} * shape.value_dim, 0.0f);
-    std::fill_n(state.max, shape.group, -std::numeric_limits<float>::infinity());
-    std::fill_n(state.sum, shape.group, 0.0f);
+    ClearState(shape, state);
     const int64_t start = ThreadCpuNs();
     kernel.attend(shape, q, blocks, scratch.get(), state);
     best = std::min(best, ThreadCpuNs() - start);

@@ -180,7 +180,7 @@ void HostJob::RunPart(int part) {
       return;
     }
     const SoftmaxState state = StateAt(shape_, memory);
-    ClearState(shape_, state);
+    ClearState(head_shape_, state);
     const HeadBlocks blocks{rows_->blocks.data() + segment.first,
                             static_cast<int>(count),
                             layer_offset_ + segment.head * shape_.head_bytes(),

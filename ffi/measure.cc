@@ -106,7 +106,7 @@ Measured MeasureRows(const AttentionShape& shape, const Pool& pool, int layer, i
     if (packed == nullptr) return;
     const SoftmaxState state =
         StateAt(shape, reinterpret_cast<float*>(packed + packed_bytes + kernel_bytes));
-    ClearState(shape, state);
+    ClearState(head, state);
     const uint8_t* const block = packed;
     const HeadBlocks blocks{&block, 1, 0, nullptr, 0};
     for (int64_t item = items * part / parts; item < items * (part + 1) / parts; ++item) {

@@ -33,7 +33,7 @@ struct PrefetchCursor {
       if (at >= end) Begin(next, at - end);
     } else {
       for (owed += count; owed >= kPrefetchPages; owed -= kPrefetchPages) {
-        if (page == kPage) {
+        if (page == kPage) {  // Nearly always: distances that are known need no arithmetic.
           for (int i = 0; i < kPrefetchPages; ++i) Prefetch<kLevel>(at + i * kPage);
         } else {
           for (int i = 0; i < kPrefetchPages; ++i) Prefetch<kLevel>(at + i * page);

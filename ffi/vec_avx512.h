@@ -50,8 +50,8 @@ inline Vec Fraction(Vec x) {
   return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
 }
 
-// 2^x for x below 100; relative error 1.5e-7: the minimax polynomial of degree 5 on [0, 1] is good
-// to 7.5e-8, the rest is rounding.
+// 2^x for x <= 0; relative error 1.5e-7: the minimax polynomial of degree 5 on [0, 1] is good to
+// 7.5e-8, the rest is rounding.
 inline Vec Exp2(Vec x) {
   const Vec r = Fraction(x);
   Vec y = Set1(0.00187757669f);

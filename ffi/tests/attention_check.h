@@ -24,7 +24,7 @@ class OwnState {
  public:
   explicit OwnState(const AttentionShape& shape)
       : o_(size_t(shape.group()) * shape.value_dim), max_(shape.group()), sum_(shape.group()) {
-    ClearState(shape, get());
+    ClearState(HeadOf(shape), get());
   }
   SoftmaxState get() { return {o_.data(), max_.data(), sum_.data()}; }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cmath>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 #include "check.h"
@@ -128,6 +129,26 @@ void TestPump(const Numbers& counts) {
   }
 }
 
+// A copy that lay behind others' has taken that time too: from the later of what it waited for.
+void TestFillingTime() {
+  cuda::OwnStream stream;
+  cuda::EventPool pool;
+  CHECK(stream.Make().ok());
+  std::vector<std::shared_ptr<cuda::Event>> events;
+  for (int i = 0; i < 3; ++i) {
+    events.push_back(pool.Take());
+    CHECK(events.back()->Record(stream.get()).ok());
+    CHECK(cuda::GetDriver()->StreamSynchronize(stream.get()) == 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  const auto& [first, second, ended] = std::tie(events[0], events[1], events[2]);
+  const int64_t whole = ended->Since(*first), late = ended->Since(*second);
+  CHECK(late >= 4'000'000 && whole >= late + 4'000'000);
+  CHECK((CudaLane::Filling{first, ended, second}.took_ns() == late));
+  CHECK((CudaLane::Filling{second, ended, first}.took_ns() == late));
+  CHECK((CudaLane::Filling{first, ended, nullptr}.took_ns() == whole));
+}
+
 // A failing load: XLA has its buffers back when the call returns, whatever was on its way.
 void TestMoved(bool other_capacity) {
   Engine engine(true, ShapeOf(1));
@@ -176,6 +197,8 @@ int main() {
                                 Numbers{4, 4, 4, 4}, Numbers{1, 4, 2, 3, 4, 0, 4}}) {
     wscope::TestPump(counts);
   }
+  wscope::Fake::Get().delay_us(0);
+  wscope::TestFillingTime();
   for (const bool other_capacity : {false, true}) wscope::TestMoved(other_capacity);
   wscope::TestOtherFailure();
   wscope::Workers::Get().Stop();

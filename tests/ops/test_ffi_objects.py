@@ -6,6 +6,7 @@ import sys
 import textwrap
 import time
 
+import numpy as np
 import pytest
 
 from wscope_jax import _ffi
@@ -97,6 +98,19 @@ def test_streams_run_alone_and_at_once() -> None:
     for rate in (0.0, -1.0, float("nan"), float("inf")):
         with pytest.raises(ValueError, match="link_rate"):
             _ffi.measure_streams(None, link, 4096, 0.02, isa, link_rate=rate)
+
+
+def test_no_prefetch_behind_the_loads() -> None:
+    _ffi.start_workers(2)
+    pool, isa = _ffi.Pool(1, 1, 32 * 2 * 64 * 2 * 2), _ffi.isas()[-1]
+    pool.commit(1)
+    table, shape = np.zeros((1, 1), np.int32), (8, 2, 64, 64, False, 32, "bfloat16", isa)
+    for prefetch_bytes in (-1, 0, 1 << 40):  # no further than a head
+        assert min(_ffi.measure_attention(pool, 0, table, *shape, prefetch_bytes)) > 0
+    with pytest.raises(ValueError, match="prefetch_bytes"):
+        _ffi.measure_attention(pool, 0, table, *shape, -2)
+    with pytest.raises(ValueError, match="prefetch_bytes"):
+        _ffi.measure_read(pool, 0, 1, isa, -2)
 
 
 def test_a_paced_link_keeps_its_rate() -> None:
