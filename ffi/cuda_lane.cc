@@ -50,6 +50,11 @@ int64_t CudaLane::Filling::took_ns() const {
   return before ? std::min(since_freed, ended->Since(*before)) : since_freed;
 }
 
+std::shared_ptr<cuda::Event> CudaLane::NewestCopy() {
+  const Lock lock(mutex_);
+  return pump_.last;
+}
+
 bool CudaLane::Drain(int64_t deadline_ns) {
   if (handshake_ && !handshake_->Drain(deadline_ns)) return false;
   if (!Patience(deadline_ns).Await([&] { return stores_.Query(); })) return false;

@@ -46,6 +46,8 @@ class CudaLane {
   Handshake& handshake() { return *handshake_; }
   const std::shared_ptr<const ResultCarrier>& results() const { return results_; }
   std::shared_ptr<cuda::Event> TakeEvent() { return events_.Take(); }
+  // The end of the newest copy into a slot; null if there was none.
+  std::shared_ptr<cuda::Event> NewestCopy();
   Status TakePinned(int64_t bytes, std::shared_ptr<cuda::PinnedBuffer>* buffer);
   // The buffer is free once `stream` has come here.
   Status GivePinned(std::shared_ptr<cuda::PinnedBuffer> buffer, cuda::Stream stream);

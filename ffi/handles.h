@@ -116,19 +116,19 @@ class QueueHandle {
     return held->WaitCompleted(ticket, NowNs() + static_cast<int64_t>(seconds * 1e9));
   }
 
-  nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 6>> DrainTimings() {
+  nb::ndarray<nb::numpy, int64_t, nb::shape<-1, 7>> DrainTimings() {
     const std::vector<StepTiming> timings = queue()->DrainTimings();
     auto numbers = std::make_unique<std::vector<int64_t>>();
     for (const StepTiming& t : timings) {
-      numbers->insert(numbers->end(), {t.cpu_ns, t.link_ns, t.wait_cpu_ns, t.wait_link_ns,
-                                       t.host_entries, t.streamed_entries});
+      numbers->insert(numbers->end(), {t.cpu_ns, t.link_ns, t.wait_cpu_ns, t.ahead_ns,
+                                       t.wait_link_ns, t.host_entries, t.streamed_entries});
     }
     int64_t* const data = numbers->data();
     const nb::capsule keep(numbers.get(), [](void* vector) noexcept {
       delete static_cast<std::vector<int64_t>*>(vector);
     });
     numbers.release();
-    return {data, {timings.size(), 6}, keep};
+    return {data, {timings.size(), 7}, keep};
   }
 
   // The number is free once nothing of this engine runs any more, or the deadline has passed. It

@@ -37,6 +37,7 @@ std::optional<StepTiming> EndedStep::Timing() const {
     sum.cpu_ns += call->cpu_ns;
     sum.link_ns += call->link_ns;
     sum.wait_cpu_ns += call->wait_cpu_ns;
+    sum.ahead_ns += call->ahead_ns;
     sum.wait_link_ns += call->wait_link_ns;
   }
   sum.host_entries = host_entries;

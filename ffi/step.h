@@ -22,6 +22,7 @@ struct StepTiming {
   // host_finish.
   int64_t link_ns = 0;
   int64_t wait_cpu_ns = 0;       // What host_finish waited for the workers.
+  int64_t ahead_ns = 0;          // CUDA: of wait_cpu_ns, what a copy for a later layer still took.
   int64_t wait_link_ns = 0;      // What ended jobs waited for host_finish.
   int64_t host_entries = 0;      // Attended by the jobs.
   int64_t streamed_entries = 0;  // Copied by the loads; the block size is that of the jobs.

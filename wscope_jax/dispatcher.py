@@ -34,6 +34,7 @@ TIMING_FIELDS: Final = (
     "cpu_ns",
     "link_ns",
     "wait_cpu_ns",
+    "ahead_ns",
     "wait_link_ns",
     "host_entries",
     "streamed_entries",

@@ -19,11 +19,10 @@ NUM_SAMPLES: Final = 5  # their median ignores two preempted workers in a row
 WEIGHT: Final = 0.15  # of the median in the moving average: half-way in four observations
 MOST_CHANGE: Final = 1.2  # factor by which one observation may change a cost
 LEAST_SIGNAL: Final = 0.25  # of a time beyond the fixed cost, or it tells nothing of the entries
-DEAD_BAND: Final = 0.05  # of the longer side's time: waits that differ by less are balance
 SETTLED: Final = 0.03  # logarithm; while an observation changes a cost by more, waits say no more
-AT_SHARE: Final = 0.02  # whole blocks never make up a share exactly
-NUDGE_STEP: Final = 0.02  # logarithm; moves a share of one half by 0.005
+NUDGE_WEIGHT: Final = 0.05  # likewise; what hand-over takes changes little, and single waits vary much
 NUDGE_LIMIT: Final = 0.7  # logarithm; the waits may correct A : B by a factor of two
+LEAST_SHARE: Final = 0.01  # nearer to 0 or 1, odds say nothing of a cost
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -36,6 +35,7 @@ class StepTiming:
         cpu_ns: from the first worker's start to the last one's end.
         link_ns: the link (on a machine without a GPU: the device's part of attention) was busy.
         wait_cpu_ns: the device stood still for the CPU.
+        ahead_ns: of `wait_cpu_ns`, the link was copying for a later layer.
         wait_link_ns: the finished CPU part lay waiting for the device.
         host_entries: entries that the CPU attended to.
         streamed_entries: entries that went over the link.
@@ -45,6 +45,7 @@ class StepTiming:
     cpu_ns: float
     link_ns: float
     wait_cpu_ns: float
+    ahead_ns: float = 0.0
     wait_link_ns: float
     host_entries: int
     streamed_entries: int
@@ -61,9 +62,10 @@ class Roofline:
         cpu_fixed_s: C_CPU in equation 1, seconds.
         link_fixed_s: C_GPU in equation 1, seconds.
         nudge: logarithm of the factor by which the waits have corrected A : B beyond what the times
-            say; contained in A and B already.
+            say; contained in A and B already. Above 0, the CPU's part comes later than it is long.
         cpu_samples: the newest measured values of A, before the nudge.
         link_samples: the newest measured values of B, before the nudge.
+        nudge_samples: the newest values that the waits asked for.
 
     Raises:
         UsageError: If a cost is not a number in its range.
@@ -78,6 +80,7 @@ class Roofline:
     nudge: float = 0.0
     cpu_samples: tuple[float, ...] = dataclasses.field(default=(), repr=False)
     link_samples: tuple[float, ...] = dataclasses.field(default=(), repr=False)
+    nudge_samples: tuple[float, ...] = dataclasses.field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         for name, least in (
@@ -88,10 +91,14 @@ class Roofline:
         ):
             number(name, getattr(self, name), least, MOST_COST_S)
         number("nudge", self.nudge, -math.inf, math.inf)
-        for name in ("cpu_samples", "link_samples"):
+        for name, least, most in (
+            ("cpu_samples", 0.0, MOST_COST_S),
+            ("link_samples", 0.0, MOST_COST_S),
+            ("nudge_samples", -math.inf, math.inf),
+        ):
             instance(name, samples := getattr(self, name), tuple, "a tuple of numbers")
             for sample in samples:
-                number(name, sample, 0.0, MOST_COST_S)
+                number(name, sample, least, most)
 
     def cpu_share(self, num_placed: int) -> float:
         """The share r at which CPU and link take equally long.
@@ -145,8 +152,12 @@ class Roofline:
         new_cpu = cpu.after(timing.cpu_ns, timing.host_entries, timing.jobs)
         new_link = link.after(timing.link_ns, timing.streamed_entries, timing.jobs)
         changes = (new_cpu.per_entry / cpu.per_entry, new_link.per_entry / link.per_entry)
-        is_settled = all(abs(math.log(change)) <= SETTLED for change in changes)
-        nudge = self._nudge_after(timing) if is_settled else self.nudge
+        nudge, nudges = self.nudge, self.nudge_samples
+        if all(abs(math.log(change)) <= SETTLED for change in changes):
+            wanted = self._wanted_nudge(timing, new_cpu, new_link)
+            if wanted is not None:
+                nudges = (*(nudges or (nudge,) * NUM_SAMPLES)[1:], wanted)
+                nudge += NUDGE_WEIGHT * (statistics.median(nudges) - nudge)
         # Ratios, so that what did not change keeps its very bits.
         step = math.exp((nudge - self.nudge) / 2)
         return Roofline(
@@ -157,35 +168,47 @@ class Roofline:
             nudge=nudge,
             cpu_samples=new_cpu.samples,
             link_samples=new_link.samples,
+            nudge_samples=nudges,
         )
 
-    def _nudge_after(self, timing: StepTiming) -> float:
-        """The nudge, one step further if the waits contradict the share.
+    def _wanted_nudge(self, timing: StepTiming, cpu: "_Cost", link: "_Cost") -> float | None:
+        """The nudge that the waits ask for beside the measured costs; of several, the nearest; None if they tell nothing.
 
-        The waits speak of the share that the placed blocks have, which follows `cpu_share` slowly.
-        So they count only where following would not mend them: the CPU is late although it has no
-        more than its share, or early although it has no less. Without this rule the nudge would run
-        away while placement catches up.
+        By how much later than the device's part the CPU's came tells how far the placed share is
+        from balance; how far it should be, the costs tell. The difference is hand-over, which the
+        times do not show. While the CPU is late the link may copy ahead for a later layer, and the
+        device then stands still for longer than it would at balance; but where something else leaves
+        the link time to copy ahead, balance has that too. So a late CPU tells a range.
         """
-        times = (timing.cpu_ns, timing.link_ns, timing.wait_cpu_ns, timing.wait_link_ns)
+        times, waits = (timing.cpu_ns, timing.link_ns), (timing.wait_cpu_ns, timing.wait_link_ns)
         if not (
-            all(_is_time(time_ns, timing.jobs) for time_ns in times)
-            and min(times[:2]) > 0
+            all(_is_time(time_ns, timing.jobs) for time_ns in (*times, *waits, timing.ahead_ns))
+            and min(times) > 0
+            and max(waits) > 0  # or nobody has measured them
             and _is_count(timing.host_entries)
             and _is_count(timing.streamed_entries)
         ):
-            return self.nudge
+            return None
         placed = timing.host_entries + timing.streamed_entries
+        measured = Roofline(
+            cpu_s_per_entry=_clip(cpu.per_entry),
+            link_s_per_entry=_clip(link.per_entry),
+            cpu_fixed_s=cpu.fixed,
+            link_fixed_s=link.fixed,
+        )
+        both_s = (measured.cpu_s_per_entry + measured.link_s_per_entry) * placed
+        expected = _log_odds(measured.cpu_share(placed // timing.jobs))
         late_ns = timing.wait_cpu_ns - timing.wait_link_ns
-        if abs(late_ns) <= DEAD_BAND * max(timing.cpu_ns, timing.link_ns):
-            return self.nudge
-        surplus = timing.host_entries / placed - self.cpu_share(placed // timing.jobs)
-        step = 0.0
-        if late_ns > 0 and surplus <= AT_SHARE:
-            step = NUDGE_STEP
-        elif late_ns < 0 and surplus >= -AT_SHARE:
-            step = -NUDGE_STEP
-        return min(NUDGE_LIMIT, max(-NUDGE_LIMIT, self.nudge + step))
+        least, most = (
+            expected - _log_odds(timing.host_entries / placed - 1e-9 * late / both_s)
+            for late in (late_ns - min(timing.ahead_ns, timing.wait_cpu_ns), late_ns)
+        )
+        return min(NUDGE_LIMIT, max(-NUDGE_LIMIT, min(most, max(least, self.nudge))))
+
+
+def _log_odds(share: float) -> float:
+    share = min(1 - LEAST_SHARE, max(LEAST_SHARE, share))
+    return math.log(share / (1 - share))
 
 
 @dataclasses.dataclass(frozen=True)
