@@ -1,5 +1,7 @@
 #include "host_job.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cstring>
@@ -17,6 +19,18 @@ namespace {
 // twice the size make 0.02 to 0.05 less of reading. No cut is moved further to spare a state.
 constexpr int64_t kLeastPartBytes = int64_t{128} << 10;
 constexpr int64_t kLeastPartStates = 36;
+
+constexpr int64_t kApproachBytes = 4096;  // A microsecond's, or who waits would see its flag late.
+
+// Of what is to come, what a core may fetch before its turn: it should find the most of it in its
+// second-level cache, with what it works on, and other programs' data.
+int64_t NearBytes() {
+  static const int64_t bytes = [] {
+    const int64_t cache = sysconf(_SC_LEVEL2_CACHE_SIZE);
+    return std::max(cache / 2, int64_t{256} << 10);
+  }();
+  return bytes;
+}
 
 }  // namespace
 
@@ -198,6 +212,18 @@ void HostJob::RunPart(int part) {
   }
 }
 
+bool HostJob::Approach(int part, int step) const {
+  const int64_t from = step * kApproachBytes;
+  if (part >= num_parts_ || from >= NearBytes()) return false;
+  const int64_t head_bytes = shape_.head_bytes(), end = part_begins_[part + 1];
+  const int64_t item = part_begins_[part] + from / head_bytes;
+  if (item >= end) return false;
+  const uint8_t* const at = HeadAt(SegmentAt(item, end)) + from % head_bytes;
+  const int64_t bytes = std::min(kApproachBytes, head_bytes - from % head_bytes);
+  for (int64_t line = 0; line < bytes; line += 64) __builtin_prefetch(at + line, 0, 2);
+  return true;
+}
+
 void HostJob::MergeHead(const Segment& segment) {
   const int64_t begin = HeadBegin(segment);
   const int64_t end = begin + rows_->row_ptr[segment.row + 1] - rows_->row_ptr[segment.row];
@@ -240,7 +266,8 @@ std::shared_ptr<Task> MakeTask(const std::shared_ptr<HostJob>& job, int delay_ms
     job->Void();
     if (ended) ended();
   };
-  return std::make_shared<Task>(job->num_parts(), run, finish, drop);
+  const auto approach = [job](int part, int step) { return job->Approach(part, step); };
+  return std::make_shared<Task>(job->num_parts(), run, finish, drop, approach);
 }
 
 }  // namespace wscope

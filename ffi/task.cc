@@ -8,12 +8,22 @@
 namespace wscope {
 
 Task::Task(int num_parts, std::function<void(int)> run, std::function<void()> finish,
-           std::function<void()> drop)
+           std::function<void()> drop, Approach approach)
     : num_parts_(num_parts),
       run_(std::move(run)),
       finish_(std::move(finish)),
       drop_(std::move(drop)),
+      approach_(approach ? std::make_shared<const Approach>(std::move(approach)) : nullptr),
+      taken_(num_parts),
       parts_left_(num_parts) {}
+
+int Task::Take(int worker) {
+  while (taken_[first_left_]) ++first_left_;
+  const int part = worker < num_parts_ && !taken_[worker] ? worker : first_left_;
+  taken_[part] = true;
+  ++num_taken_;
+  return part;
+}
 
 bool Task::RunPart(int part) {
   int64_t unset = 0;
@@ -22,18 +32,21 @@ bool Task::RunPart(int part) {
   if (parts_left_.fetch_sub(1, std::memory_order_acq_rel) != 1) return false;
   if (finish_) finish_();
   end_ns_ = NowNs();
-  run_ = nullptr;
-  finish_ = nullptr;
-  drop_ = nullptr;
+  Forget();
   return true;
 }
 
 void Task::Drop() {
   if (drop_) drop_();
+  Forget();
+  Signal();
+}
+
+void Task::Forget() {
   run_ = nullptr;
   finish_ = nullptr;
   drop_ = nullptr;
-  Signal();
+  approach_ = nullptr;
 }
 
 void Task::RunHere() {

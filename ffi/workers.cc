@@ -55,7 +55,7 @@ void Workers::Start(int count) {
   threads_.reserve(count);
   for (int i = 0; i < count && refusal.empty(); ++i) {
     try {
-      threads_.push_back(StartThread("wscope-w" + std::to_string(i), [this] { Loop(); }));
+      threads_.push_back(StartThread("wscope-w" + std::to_string(i), [this, i] { Loop(i); }));
     } catch (const std::system_error& error) {
       refusal = error.what();
     }
@@ -168,15 +168,17 @@ bool Workers::TakeReady(std::deque<Armed>* armed) {
 
 // Looks at the flags of all armed tasks until there is something to do. Who spins sees one watcher
 // all the time, also when the flags change.
-void Workers::Watch(std::unique_lock<std::mutex>& lock) {
+void Workers::Watch(std::unique_lock<std::mutex>& lock, Self* self) {
   watching_ = true;
   do {
     watched_.clear();
     for (const Armed& armed : armed_) watched_.push_back(armed.flag);
     const uint64_t change = watched_change_ = change_;
+    std::shared_ptr<const Task::Approach> next = NextApproach();
     looked_away_.notify_all();
     lock.unlock();
-    Look(change);
+    Look(change, next, self);
+    next = nullptr;  // It may be the last to hold a job: without the lock.
     lock = Acquire(mutex_);
     if (TakeReady(&armed_)) ChangeArmed();
   } while (tasks_.empty() && !armed_.empty());
@@ -184,15 +186,25 @@ void Workers::Watch(std::unique_lock<std::mutex>& lock) {
   looked_away_.notify_all();
 }
 
-// Without the mutex: until a flag is up, a task is there, or other flags are.
-void Workers::Look(uint64_t change) const {
+// Of the task whose turn is next; null if it has none.
+std::shared_ptr<const Task::Approach> Workers::NextApproach() const {
+  return armed_.empty() ? nullptr : armed_.front().task->approach_;
+}
+
+// Without the mutex: until a flag is up, a task is there, or other flags are. Approaches `next`
+// meanwhile.
+void Workers::Look(uint64_t change, const std::shared_ptr<const Task::Approach>& next,
+                   Self* self) const {
+  bool approaches = next && self->Approaches(next.get());
   for (int looks = 0;; ++looks) {
     for (const Flag* flag : watched_) {
       if (flag->load(std::memory_order_acquire) != 0) return;
     }
     if (has_tasks_.load(std::memory_order_acquire)) return;
     if (change_.load(std::memory_order_acquire) != change) return;
-    if (looks < kEagerLooks) {
+    if (approaches) {
+      approaches = self->Step(*next);
+    } else if (looks < kEagerLooks) {
       Pause();
     } else if (looks < kPatientLooks) {
       std::this_thread::yield();
@@ -205,10 +217,10 @@ void Workers::Look(uint64_t change) const {
 
 // Takes a part of the oldest task, after watching or sleeping if there is none. Null: the thread
 // shall end.
-std::shared_ptr<Task> Workers::Claim(std::unique_lock<std::mutex>& lock, int* part) {
+std::shared_ptr<Task> Workers::Claim(std::unique_lock<std::mutex>& lock, Self* self, int* part) {
   while (tasks_.empty()) {
     if (!armed_.empty() && !watching_) {
-      Watch(lock);
+      Watch(lock, self);
       continue;
     }
     if (leaving_ && armed_.empty()) return nullptr;
@@ -217,8 +229,8 @@ std::shared_ptr<Task> Workers::Claim(std::unique_lock<std::mutex>& lock, int* pa
     --sleeping_;
   }
   std::shared_ptr<Task> task = tasks_.front();
-  *part = task->next_part_++;
-  if (task->next_part_ == task->num_parts_) {
+  *part = task->Take(self->number);
+  if (task->AllTaken()) {
     tasks_.pop_front();
     has_tasks_.store(!tasks_.empty(), std::memory_order_release);
   }
@@ -227,16 +239,35 @@ std::shared_ptr<Task> Workers::Claim(std::unique_lock<std::mutex>& lock, int* pa
   return task;
 }
 
-void Workers::Loop() {
+// Until there is something to do, or for a moment. Approaches the task whose turn is next.
+void Workers::Idle(Self* self) {
   const auto is_work = [this] {
     return has_tasks_.load(std::memory_order_acquire) ||
            (num_armed_.load(std::memory_order_acquire) > 0 && !watching_);
   };
+  uint64_t change = 0;
+  do {
+    if (is_work()) return;
+    std::shared_ptr<const Task::Approach> next;
+    {
+      const std::unique_lock<std::mutex> lock = Acquire(mutex_);
+      change = change_;
+      next = NextApproach();
+    }
+    bool approaches = next && self->Approaches(next.get());
+    while (approaches && !is_work() && change_ == change) approaches = self->Step(*next);
+    next = nullptr;
+    Spin(num_armed_ > 0 ? kArmedSpinNs : kSpinNs, [&] { return is_work() || change_ != change; });
+  } while (change_ != change);
+}
+
+void Workers::Loop(int number) {
+  Self self{number};
   for (;;) {
-    Spin(num_armed_ > 0 ? kArmedSpinNs : kSpinNs, is_work);
+    Idle(&self);
     int part = 0;
     std::unique_lock<std::mutex> lock = Acquire(mutex_);
-    const std::shared_ptr<Task> task = Claim(lock, &part);
+    const std::shared_ptr<Task> task = Claim(lock, &self, &part);
     lock.unlock();
     if (!task) return;
     if (task->RunPart(part)) {

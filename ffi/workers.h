@@ -20,7 +20,7 @@ using Flag = std::atomic<uint32_t>;
 static_assert(sizeof(Flag) == sizeof(uint32_t) && Flag::is_always_lock_free);
 
 // Runs tasks first in, first out. A worker that finds nothing spins for a moment and then sleeps;
-// while tasks are armed one of those looks at their flags instead.
+// while tasks are armed one of those looks at their flags instead, and they approach the first.
 class Workers {
  public:
   static Workers& Get();
@@ -53,15 +53,35 @@ class Workers {
     const Flag* flag;
   };
 
+  // A worker: its number, and how far it has approached the task that it waits for.
+  struct Self {
+    int number;
+    const void* approached = nullptr;  // Compared only; the task may be gone.
+    int step = 0;                      // The next one; below 0, there is none.
+
+    // Goes on with `next`, or begins with it; false if it has come as near as it can.
+    bool Approaches(const Task::Approach* next) {
+      if (approached != next) step = 0;
+      approached = next;
+      return step >= 0;
+    }
+    bool Step(const Task::Approach& next) {
+      step = next(number, step) ? step + 1 : -1;
+      return step >= 0;
+    }
+  };
+
   Workers() = default;
-  void Loop();
-  void Watch(std::unique_lock<std::mutex>& lock);
-  void Look(uint64_t change) const;
+  void Loop(int number);
+  void Idle(Self* self);
+  void Watch(std::unique_lock<std::mutex>& lock, Self* self);
+  void Look(uint64_t change, const std::shared_ptr<const Task::Approach>& next, Self* self) const;
+  std::shared_ptr<const Task::Approach> NextApproach() const;
   bool TakeReady(std::deque<Armed>* armed);
   void ChangeArmed();
   void AwaitLookingAway(std::unique_lock<std::mutex>& lock);
   void Drop(Task& task);
-  std::shared_ptr<Task> Claim(std::unique_lock<std::mutex>& lock, int* part);
+  std::shared_ptr<Task> Claim(std::unique_lock<std::mutex>& lock, Self* self, int* part);
   void Join();
 
   const Creator creator_;

@@ -49,6 +49,7 @@ class Machine:
     cpu_fixed: float = 0.0
     link_fixed: float = 0.0
     unseen_link: float = 0.0  # seconds a job beyond what the link reports
+    ahead: float = 0.0  # seconds of copies that the link makes ahead if the CPU leaves it time
     noise: float = 0.0
     seed: int = 0
 
@@ -64,10 +65,13 @@ class Machine:
         cpu_ns = noisy(self.cpu * host_entries + self.cpu_fixed) if host_entries else 0
         link_ns = noisy(self.link * streamed_entries + self.link_fixed) if streamed_entries else 0
         late_ns = cpu_ns - link_ns - LAYERS * NS * self.unseen_link
+        ahead_ns = LAYERS * NS * self.ahead if late_ns > 0 else 0
+        late_ns += ahead_ns
         return StepTiming(
             cpu_ns=cpu_ns,
             link_ns=link_ns,
             wait_cpu_ns=max(0.0, late_ns),
+            ahead_ns=ahead_ns,
             wait_link_ns=max(0.0, -late_ns),
             host_entries=LAYERS * host_entries,
             streamed_entries=LAYERS * streamed_entries,
@@ -327,6 +331,32 @@ class TestFeedback:
         assert max(settled) - min(settled) < 0.01 + 0.4 * noise
         steps = [abs(b - a) for a, b in itertools.pairwise(settled)]
         assert max(steps) < 0.01 + 0.1 * noise
+
+    @pytest.mark.parametrize("hand_over", [0.0, 2e-4])
+    @pytest.mark.parametrize("first", [0.5, 0.6, 0.7])
+    def test_what_the_link_copies_ahead_is_not_the_cpu_s_fault(self, hand_over, first):
+        """Each prompt is placed once, by what the steps of the one before taught: r must not swing."""
+        machine = Machine(unseen_link=-hand_over, ahead=4e-4, noise=0.02)
+        roofline = Roofline(cpu_s_per_entry=machine.cpu, link_s_per_entry=machine.link)
+        num_placed, share, shares = 100_000, first, []
+        for _ in range(8):
+            host = round(share * num_placed)
+            for _ in range(60):
+                roofline = roofline.observe(machine.step(host, num_placed - host))
+            shares.append(share := roofline.cpu_share(num_placed))
+        balance = 0.6 - hand_over / ((machine.cpu + machine.link) * num_placed)
+        assert all(share == pytest.approx(balance, abs=0.012) for share in shares[1:])
+
+    def test_a_head_start_that_the_link_always_has_counts(self):
+        """It copies ahead while the device does other work: then a late CPU is late, whatever is copied meanwhile."""
+        machine = Machine(unseen_link=-4e-4)
+        roofline = Roofline(cpu_s_per_entry=machine.cpu, link_s_per_entry=machine.link)
+        for _ in range(100):
+            host = round(roofline.cpu_share(100_000) * 100_000)
+            timing = machine.step(host, 100_000 - host)
+            most = min(timing.wait_cpu_ns, LAYERS * NS * 4e-4)
+            roofline = roofline.observe(dataclasses.replace(timing, ahead_ns=most))
+        assert 0.6 - 4e-4 / 10e-3 - 0.01 <= roofline.cpu_share(100_000) <= 0.6 + 0.01
 
     def test_slow_placement_does_not_wind_the_nudge_up(self):
         """A prompt that was placed wrongly leaves the waits one-sided for long: r must not run away."""
