@@ -6,7 +6,7 @@ from typing import Final
 
 from ceilings import GB, Ceilings
 
-COPY_BYTES: Final = 256 << 20  # of one copy
+COPY_BYTES: Final = 32 << 20  # of one copy
 PHASE_S: Final = 5.0  # of copies, until their rate is known or they can stop
 
 

@@ -48,8 +48,9 @@ def test_prompts_that_come_row_by_row_reach_the_share_of_them_all() -> None:
     num_rows, num_blocks = 8, 32
     roofline = Roofline(cpu_s_per_entry=0.1, link_s_per_entry=0.1, cpu_fixed_s=6.4)
     policy = WriteScope(roofline=roofline)
-    share = roofline.cpu_share(num_rows * num_blocks)
-    assert share == pytest.approx(0.375)
+    assert roofline.cpu_share(num_rows * num_blocks) == pytest.approx(0.375)
+    share = policy.cpu_share(num_rows * num_blocks)
+    assert share == pytest.approx(0.375, abs=0.01)
     placement = Placement(num_rows, 1, num_rows * num_blocks)
     for row in range(num_rows):
         placement.begin(row)
@@ -58,7 +59,24 @@ def test_prompts_that_come_row_by_row_reach_the_share_of_them_all() -> None:
             region = policy.route(placement.occupancy(row, True, True))
             assert region is not None
             placement.place(row, region)
-        assert placement.num_blocks(row, Region.UNPINNED) == 12
+        assert abs(placement.num_blocks(row, Region.UNPINNED) - share * num_blocks) < 1
+
+
+@pytest.mark.parametrize("balance", [0.0, 1e-6, 0.1, 0.3, 0.5, 0.7, 0.9, 1 - 1e-6, 1.0])
+def test_the_faster_side_gets_a_little_more_than_balance(balance: float) -> None:
+    """Equal costs per entry with a fixed cost that shifts the balance to either end, or costs that make it so."""
+    if balance in (0.0, 1.0):
+        fixed = {"cpu_fixed_s": 1.0 - balance, "link_fixed_s": balance}
+        roofline = Roofline(cpu_s_per_entry=1e-6, link_s_per_entry=1e-6, **fixed)
+    else:
+        roofline = Roofline(cpu_s_per_entry=1e-6 * (1 - balance), link_s_per_entry=1e-6 * balance)
+    assert roofline.cpu_share(1000) == pytest.approx(balance)
+    leans = WriteScope(roofline=roofline).cpu_share(1000) - roofline.cpu_share(1000)
+    assert abs(leans) <= 0.015
+    if balance in (0.0, 0.5, 1.0):
+        assert leans == pytest.approx(0, abs=1e-12)
+    else:
+        assert (leans > 0) == (balance > 0.5)
 
 
 def test_rows_that_have_begun_count_as_long_as_they_are() -> None:
