@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <optional>
 #include <vector>
 
 #include "attention.h"
@@ -29,19 +28,31 @@ struct OpenJob {
   std::shared_ptr<CudaJob> cuda;  // Staging of a job whose q comes from a device.
 };
 
-// One load of the plan; `next` is what the load after it will bring.
-struct LoadCall {
-  uint8_t* slots;  // [2, capacity, block_bytes]
-  int64_t capacity;
+// The PING-PONG region: `count` slots of a chunk each, that take turns.
+struct ChunkSlots {
+  uint8_t* begin;  // [count, capacity, block_bytes]
+  int64_t count;
+  int64_t capacity;  // Blocks of a chunk.
   int64_t block_bytes;
-  size_t turn;  // Its number in the plan; the parity names the slot.
-  std::shared_ptr<Pool> pool;
-  Plan::Load now;
-  std::optional<Plan::Load> next;
 
-  uint8_t* Slot(size_t number) const {
-    return slots + static_cast<int64_t>(number % 2) * capacity * block_bytes;
+  // Where the load of that number in the plan brings its chunk.
+  uint8_t* Of(size_t number) const {
+    return begin + static_cast<int64_t>(number % count) * capacity * block_bytes;
   }
+};
+
+// One load of the plan.
+struct LoadCall {
+  explicit LoadCall(const ChunkSlots& slots) : slots(slots) {}
+
+  const ChunkSlots slots;
+  size_t turn = 0;  // Its number in the plan.
+  std::shared_ptr<Pool> pool;
+  Plan::Load now{};
+  // The loads, by number, that may begin when the chunk before has been attended to: the one that
+  // takes the slot of that, and at the first call those of all slots.
+  size_t first_number = 0;
+  std::vector<Plan::Load> begins;
 };
 
 class Carrier {

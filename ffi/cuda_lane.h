@@ -71,10 +71,10 @@ class CudaLane {
     std::shared_ptr<cuda::PinnedBuffer> buffer;
     std::shared_ptr<cuda::Event> done;
   };
-  // The two PING-PONG slots and the copies into them.
+  // The PING-PONG slots and the copies into them.
   struct Pump {
-    std::array<uint8_t*, 2> slots{};  // Where they were at the last call.
-    std::array<Filling, 2> filled;
+    std::array<uint8_t*, 2> slots{};           // Where the first two were at the last call.
+    std::vector<Filling> filled;               // Of each slot.
     std::shared_ptr<cuda::Event> freed;        // By XLA's stream, the slot of the chunk before.
     std::shared_ptr<cuda::Event> last;         // The end of the newest copy.
     std::vector<std::shared_ptr<Pool>> pools;  // Alive as long as a copy may read them.

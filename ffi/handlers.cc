@@ -105,12 +105,14 @@ ffi::Error Load(Place place, AnyBuffer slots, AnyBuffer after, AnyBuffer order, 
                CheckAliased("slots", slots, *slots_out), CheckAliased("after", after, *after_out),
                CheckOrder(order, order_out)});
     if (!status.ok()) return status;
-    if (slots.dimensions()[0] != 2) {
+    const int64_t count = slots.dimensions()[0];
+    if (count < 2) {
       return Status::InvalidArgument("slots: is " + ShapeText(slots) +
-                                     ", the first dimension must be 2");
+                                     ", the first dimension must be at least 2");
     }
-    return queue.Load(static_cast<uint8_t*>(slots.untyped_data()), slots.dimensions()[1],
-                      BlockBytes(slots), carrier);
+    return queue.Load({static_cast<uint8_t*>(slots.untyped_data()), count, slots.dimensions()[1],
+                       BlockBytes(slots)},
+                      carrier);
   });
 }
 

@@ -41,8 +41,8 @@ class AtOnce : public Carrier {
 
   Status Load(const LoadCall& call, TimingSource*) override {
     if (call.now.num_slots > 0) {
-      std::memcpy(call.Slot(call.turn), call.pool->Block(call.now.layer, call.now.first_slot),
-                  call.now.num_slots * call.block_bytes);
+      std::memcpy(call.slots.Of(call.turn), call.pool->Block(call.now.layer, call.now.first_slot),
+                  call.now.num_slots * call.slots.block_bytes);
     }
     return Status::Ok();
   }

@@ -102,33 +102,35 @@ Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing
 Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t number) {
   CudaLane::Pump& pump = lane_->pump_;
   const cuda::Stream stream = lane_->loads_.get();
-  const int64_t bytes = load.num_slots * call.block_bytes;
+  const int64_t block_bytes = call.slots.block_bytes, bytes = load.num_slots * block_bytes;
   CudaLane::Filling filling{pump.freed, lane_->TakeEvent(), pump.last};
   Status status = pump.freed->MakeWait(stream);
   for (int64_t done = 0; status.ok() && done < bytes;) {
     const uint8_t* const from = call.pool->Block(load.layer, load.first_slot) + done;
     const int64_t run =
-        call.pool->PinnedRun(load.first_slot * call.block_bytes + done, bytes - done);
-    const cuda::DevicePtr to = Address(call.Slot(number)) + done;
+        call.pool->PinnedRun(load.first_slot * block_bytes + done, bytes - done);
+    const cuda::DevicePtr to = Address(call.slots.Of(number)) + done;
     status = Check(Cu().MemcpyHtoDAsync(to, from, run, stream), "load");
     done += run;
   }
   if (status.ok()) status = filling.ended->Record(stream);
   pump.last = filling.ended;
-  pump.filled[number % 2] = std::move(filling);
+  pump.filled[number % pump.filled.size()] = std::move(filling);
   return status;
 }
 
 Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
   const Lock lock(lane_->mutex_);
   CudaLane::Pump& pump = lane_->pump_;
-  const std::array<uint8_t*, 2> slots{call.Slot(0), call.Slot(1)};
-  if (call.turn > 0 && pump.slots != slots) {
+  const std::array<uint8_t*, 2> slots{call.slots.Of(0), call.slots.Of(1)};
+  const auto count = static_cast<size_t>(call.slots.count);
+  if (call.turn > 0 && (pump.slots != slots || pump.filled.size() != count)) {
     return Status::Internal(
         "load: the PING-PONG slots have moved within a step, and a copy into them is under way; "
         "the program must pass them on in place");
   }
   pump.slots = slots;
+  pump.filled.resize(count);
   if (call.pool && (pump.pools.empty() || pump.pools.back() != call.pool)) {
     if (lane_->loads_.Query() == 0) pump.pools.clear();
     pump.pools.push_back(call.pool);
@@ -136,10 +138,11 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
   // The attention over the chunk before, which this call comes behind, has read its slot.
   pump.freed = lane_->TakeEvent();
   Status status = pump.freed->Record(stream_);
-  if (status.ok() && call.turn == 0) status = Fill(call, call.now, 0);
-  if (status.ok() && call.next) status = Fill(call, *call.next, call.turn + 1);
+  for (size_t i = 0; status.ok() && i < call.begins.size(); ++i) {
+    status = Fill(call, call.begins[i], call.first_number + i);
+  }
   if (!status.ok()) return status;
-  const CudaLane::Filling filled = pump.filled[call.turn % 2];
+  const CudaLane::Filling filled = pump.filled[call.turn % count];
   if (call.now.num_slots > 0) {
     *timing = [filled]() -> std::optional<StepTiming> {
       if (!filled.ended->Done()) return std::nullopt;

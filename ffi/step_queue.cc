@@ -169,26 +169,33 @@ Status StepQueue::FinishJob(int64_t num_rows, int64_t num_q_heads, int64_t value
   return Status::Ok();
 }
 
-Status StepQueue::Load(uint8_t* slots, int64_t capacity, int64_t block_bytes, Carrier& carrier) {
-  LoadCall call{slots, capacity, block_bytes, 0, nullptr, {}, {}};
+Status StepQueue::Load(const ChunkSlots& slots, Carrier& carrier) {
+  LoadCall call(slots);
   {
     const Lock lock(mutex_);
     if (Status status = Usable(); !status.ok()) return status;
     const Plan::Load* const planned = step_ ? step_->NextLoad() : nullptr;
     if (!planned) return NothingLeft("load");
     call.pool = step_->plan().load_pool;
-    if (planned->num_slots > capacity) {
-      return Status::InvalidArgument("slots: has room for " + Text(capacity) +
+    if (planned->num_slots > slots.capacity) {
+      return Status::InvalidArgument("slots: has room for " + Text(slots.capacity) +
                                      " slots, the plan's load has " + Text(planned->num_slots));
     }
-    if (call.pool && block_bytes != call.pool->block_bytes()) {
-      return Status::InvalidArgument(BlockMismatch("slots", block_bytes, call.pool->block_bytes()));
+    if (call.pool && slots.block_bytes != call.pool->block_bytes()) {
+      return Status::InvalidArgument(
+          BlockMismatch("slots", slots.block_bytes, call.pool->block_bytes()));
     }
     call.now = *planned;
     call.turn = step_->TakeLoad();
-    if (const Plan::Load* const next = step_->NextLoad()) call.next = *next;
+    const std::vector<Plan::Load>& loads = step_->plan().loads;
+    const auto count = static_cast<size_t>(slots.count);
+    call.first_number = call.turn == 0 ? 0 : call.turn + count - 1;
+    const size_t end = std::min(loads.size(), call.turn + count);
+    for (size_t number = call.first_number; number < end; ++number) {
+      if (loads[number].num_slots > slots.capacity) break;  // Its own call refuses it.
+      call.begins.push_back(loads[number]);
+    }
   }
-  if (call.next && call.next->num_slots > capacity) call.next.reset();  // Its own call refuses it.
   TimingSource timing;
   if (Status status = carrier.Load(call, &timing); !status.ok()) return status;
   const Lock lock(mutex_);

@@ -46,9 +46,7 @@ class StepQueue {
   // o [b, H, V] and lse [b, H] of the oldest open job.
   Status FinishJob(int64_t num_rows, int64_t num_q_heads, int64_t value_dim, float* o, float* lse,
                    Carrier& carrier = HostCarrier());
-  // slots: [2, capacity, block_bytes].
-  Status Load(uint8_t* slots, int64_t capacity, int64_t block_bytes,
-              Carrier& carrier = HostCarrier());
+  Status Load(const ChunkSlots& slots, Carrier& carrier = HostCarrier());
   // blocks: [num_blocks, block_bytes].
   Status Store(const uint8_t* blocks, int64_t num_blocks, int64_t block_bytes,
                Carrier& carrier = HostCarrier());

@@ -11,7 +11,7 @@ from typing import Final
 
 from wscope_jax.arguments import integer
 from wscope_jax.errors import CapacityError, UsageError
-from wscope_jax.layout import WINDOW_SPARE, Stream, check_window
+from wscope_jax.layout import PING_PONG_SLOTS, WINDOW_SPARE, Stream, check_window
 from wscope_jax.search import largest
 
 CHUNK_ENTRIES: Final = (
@@ -148,9 +148,9 @@ class Footprint:
 
     @property
     def ping_pong_bytes(self) -> int:
-        """Bytes of the two slots that streamed chunks pass through, shared by all layers."""
+        """Bytes of the slots that streamed chunks pass through, shared by all layers."""
         chunks = (self.slots_per_chunk(s) * self.block_bytes(s) for s, _ in self._counts())
-        return 2 * max(chunks, default=0)
+        return PING_PONG_SLOTS * max(chunks, default=0)
 
     def slots_per_chunk(self, stream: Stream) -> int:
         """Blocks of a placed stream that one streamed chunk holds; 0 where nothing is streamed."""

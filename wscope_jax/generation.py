@@ -14,7 +14,7 @@ from wscope_jax import forks
 from wscope_jax.cache import InplaceKVCache
 from wscope_jax.calls import Call
 from wscope_jax.errors import CapacityError
-from wscope_jax.layout import Region
+from wscope_jax.layout import PING_PONG_SLOTS, Region
 from wscope_jax.policies import Policy
 from wscope_jax.programs import NO_TOKEN, ModelPrograms
 from wscope_jax.progress import SILENT, Progress
@@ -70,7 +70,7 @@ class Generation:
         self._shares: list[tuple[int, float]] = []  # steps at which it changed
         self._num_steps = 0
         self._seconds = {"prefill_s": 0.0, "decode_s": 0.0, "first_token_s": 0.0}
-        self._ping_pong = 2 * cache.slots_per_chunk * cache.block
+        self._ping_pong = PING_PONG_SLOTS * cache.slots_per_chunk * cache.block
         self._progress = progress
         self._check_open = check_open
         self._lock = threading.RLock()

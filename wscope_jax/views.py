@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int32
 
 from wscope_jax.errors import UsageError
-from wscope_jax.layout import ByteOrder, EntryLayout, Region, byte_order
+from wscope_jax.layout import PING_PONG_SLOTS, ByteOrder, EntryLayout, Region, byte_order
 from wscope_jax.ops import host
 
 
@@ -75,7 +75,7 @@ class Shared(NamedTuple):
     """What all layers share, once.
 
     Attributes:
-        slots: PING-PONG region, [2, slots_per_chunk, G, D * stored_dim].
+        slots: PING-PONG region, [PING_PONG_SLOTS, slots_per_chunk, G, D * stored_dim].
         owner: int32 [turns, slots_per_chunk], row that a streamed slot belongs to; -1 = nobody.
         start: int32 [B], oldest entry that the window answers for.
         length: int32 [B], entries written; the position of the next token.
@@ -101,7 +101,7 @@ class View:
         shared: see `Shared`.
         layouts: layout of each stream (static).
         spec: see `CacheSpec` (static).
-        turn: link calls made so far in this program; its parity names the PING-PONG slot (static).
+        turn: link calls made so far in this program; it names the PING-PONG slot (static).
         attended: rows that `attend` was called for so far in this program, over all layers (static).
     """
 
@@ -232,7 +232,7 @@ def empty_views(
 
     block_shape = (layout.num_kv_heads, spec.block * layout.stored_dim)
     shared = Shared(
-        slots=jnp.zeros((2, slots_per_chunk, *block_shape), dtype),
+        slots=jnp.zeros((PING_PONG_SLOTS, slots_per_chunk, *block_shape), dtype),
         owner=jnp.full((num_turns, slots_per_chunk), -1, jnp.int32),
         start=jnp.zeros(batch, jnp.int32),
         length=jnp.zeros(batch, jnp.int32),

@@ -57,8 +57,9 @@ void TestSteps(unsigned seed, int steps, bool stream_memory, bool kernels) {
   Fake::Get().kernels(kernels);
   const FakeCudaLive before = Fake::Get().live();
   {
-    Engine host(false, ShapeOf(seed));
-    Engine device(true, ShapeOf(seed));
+    const int chunks = 2 + static_cast<int>(seed % 3);
+    Engine host(false, ShapeOf(seed), chunks);
+    Engine device(true, ShapeOf(seed), chunks);
     const Watcher watcher(*device.queue);
     for (int step = 0; step < steps; ++step) {
       Fake::Get().delay_us(step % 3 * 60);
@@ -150,16 +151,17 @@ void TestFillingTime() {
 }
 
 // A failing load: XLA has its buffers back when the call returns, whatever was on its way.
-void TestMoved(bool other_capacity) {
-  Engine engine(true, ShapeOf(1));
+void TestMoved(int other_count, int other_capacity, bool other_place) {
+  Engine engine(true, ShapeOf(1), 3);
   Fake::Get().delay_us(5000);
   engine.Push(LoadsOf({4, 4, 4}));
   CHECK(engine.queue->Begin().ok() && engine.Load(0).ok());
-  uint8_t* const slots = other_capacity ? engine.Slots() : engine.Seen(0);
-  const Status status = engine.Call([&](Carrier& carrier) {
-    return engine.queue->Load(slots, kCapacity + (other_capacity ? 1 : 0),
-                              engine.shape.block_bytes(), carrier);
-  });
+  ChunkSlots slots = engine.Slots();
+  slots.count += other_count;
+  slots.capacity += other_capacity;
+  if (other_place) slots.begin = engine.Seen(0);
+  const Status status =
+      engine.Call([&](Carrier& carrier) { return engine.queue->Load(slots, carrier); });
   CHECK(status.kind == Status::Kind::kInternal);
   CHECK(status.text.find("slots have moved") != std::string::npos);
   engine.Wait();
@@ -199,7 +201,9 @@ int main() {
   }
   wscope::Fake::Get().delay_us(0);
   wscope::TestFillingTime();
-  for (const bool other_capacity : {false, true}) wscope::TestMoved(other_capacity);
+  wscope::TestMoved(0, 0, true);
+  wscope::TestMoved(0, 1, false);
+  wscope::TestMoved(-1, 0, false);
   wscope::TestOtherFailure();
   wscope::Workers::Get().Stop();
 }

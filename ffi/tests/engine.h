@@ -23,7 +23,8 @@ constexpr int64_t kSoon = 60'000'000'000;
 // An engine, with the program's buffers.
 class Engine {
  public:
-  Engine(bool device, const AttentionShape& shape) : device(device), shape(shape) {
+  Engine(bool device, const AttentionShape& shape, int chunks = 2)
+      : device(device), shape(shape), chunks(chunks) {
     const int64_t block = shape.block_bytes();
     if (device) {
       page_lock_ = cuda::MakePageLock(0);
@@ -161,7 +162,7 @@ class Engine {
 
   void FreeArrays() { arrays_.clear(); }
 
-  uint8_t* Slots() const { return arrays_[0]->data(); }
+  ChunkSlots Slots() const { return {arrays_[0]->data(), chunks, kCapacity, shape.block_bytes()}; }
   uint8_t* Seen(size_t turn) const {
     return arrays_[1]->data() + turn * kCapacity * shape.block_bytes();
   }
@@ -173,6 +174,7 @@ class Engine {
 
   const bool device;
   const AttentionShape shape;
+  const int chunks;  // Slots of the PING-PONG region.
   cuda::Stream stream = nullptr;  // XLA's.
   std::shared_ptr<Pool> unpinned, pinned;
   std::unique_ptr<StepQueue> queue;
@@ -197,11 +199,10 @@ class Engine {
   }
 
   Status Load(size_t turn) {
+    const Status status =
+        Call([&](Carrier& carrier) { return queue->Load(Slots(), carrier); });
     const int64_t bytes = kCapacity * shape.block_bytes();
-    const Status status = Call([&](Carrier& carrier) {
-      return queue->Load(Slots(), kCapacity, shape.block_bytes(), carrier);
-    });
-    return status.ok() ? Copy(Seen(turn), Slots() + turn % 2 * bytes, bytes) : status;
+    return status.ok() ? Copy(Seen(turn), Slots().Of(turn), bytes) : status;
   }
 
   Status Store(int layer) {
@@ -230,7 +231,7 @@ class Engine {
     const int64_t block = shape.block_bytes();
     const int64_t heads = int64_t{kLayers} * kRows * shape.num_q_heads;
     for (const int64_t bytes :
-         {2 * kCapacity * block, kMostTurns * kCapacity * block, (1 + kLayers) * QBytes(),
+         {chunks * kCapacity * block, kMostTurns * kCapacity * block, (1 + kLayers) * QBytes(),
           heads * shape.value_dim * 4, heads * 4, kBlocks * block, kLayers * kBlocks * block}) {
       arrays_.push_back(std::make_unique<Array>(device, bytes));
     }

@@ -129,7 +129,7 @@ void TestLoads() {
   CHECK(engine.queue.Begin().ok() && engine.Start(3).ok());
   std::vector<float> slots(2 * 2 * 64, -1.0f);
   const auto load = [&] {
-    return engine.queue.Load(reinterpret_cast<uint8_t*>(slots.data()), 2, kBlockBytes);
+    return engine.queue.Load({reinterpret_cast<uint8_t*>(slots.data()), 2, 2, kBlockBytes});
   };
   CHECK(load().ok());
   CHECK(slots[32] == 1.0f && slots[64 + 32] == 2.0f && slots[128 + 32] == -1.0f);
@@ -169,7 +169,7 @@ void TestPairing() {
     CHECK(Precondition(engine.queue.Begin(), "step_begin: no plan was pushed"));
     CHECK(Precondition(engine.Start(1), "host_start: no plan is in use"));
     CHECK(Precondition(engine.Finish(1), "host_finish: no job is open"));
-    CHECK(Precondition(engine.queue.Load(nullptr, 0, 0), "load: no plan is in use"));
+    CHECK(Precondition(engine.queue.Load({nullptr, 2, 0, 0}), "load: no plan is in use"));
     CHECK(Precondition(engine.queue.Store(nullptr, 0, 0), "store: no plan is in use"));
   }
   Engine engine;
@@ -197,8 +197,8 @@ void TestOperands() {
   engine.Push({}, {0, 0, 3}, {0, 1}, {2, engine.pool_id, 0});
   CHECK(engine.queue.Begin().ok());
   uint8_t bytes[2 * 3 * 128];
-  CHECK(Argument(engine.queue.Load(bytes, 2, kBlockBytes), "slots: has room for 2 slots"));
-  CHECK(Argument(engine.queue.Load(bytes, 3, 128), "slots: a block"));
+  CHECK(Argument(engine.queue.Load({bytes, 2, 2, kBlockBytes}), "slots: has room for 2 slots"));
+  CHECK(Argument(engine.queue.Load({bytes, 2, 3, 128}), "slots: a block"));
   CHECK(Argument(engine.queue.Store(bytes, 2, kBlockBytes), "blocks: has 2 blocks"));
   CHECK(Argument(engine.queue.Store(bytes, 6, 128), "blocks: a block"));
 }

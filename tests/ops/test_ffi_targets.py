@@ -117,7 +117,8 @@ def test_start_returns_while_the_job_runs(plain: Bench) -> None:
     assert rest == [0, 0, 2 * BLOCK, 0]  # ahead_ns, wait_link_ns, entries of the host, of the link
 
 
-def test_loads_alternate_between_the_two_slots(bench: Bench) -> None:
+@pytest.mark.parametrize("num_slots", [2, 3, 4])
+def test_loads_take_the_slots_in_turns(bench: Bench, num_slots: int) -> None:
     chunk = 3
 
     def step(slots: jax.Array, order: jax.Array) -> tuple[list[jax.Array], jax.Array]:
@@ -132,12 +133,12 @@ def test_loads_alternate_between_the_two_slots(bench: Bench) -> None:
 
     numbers = BLOCK * GQA.stored_dim
     loads = [(0, 1, 3), (1, 0, 2), (0, 0, 0), (1, 5, 1)]
-    slots = np.zeros((2, chunk, GQA.num_kv_heads, numbers), bench.dtype)
+    slots = np.zeros((num_slots, chunk, GQA.num_kv_heads, numbers), bench.dtype)
     bench.push(loads=loads)
     seen, _ = jax.jit(step, donate_argnums=0)(jnp.asarray(slots), zero())
     for turn, (layer, first, count) in enumerate(loads):
         for slot in range(count):
-            slots[turn % 2, slot] = bench.block(layer, first + slot).reshape(GQA.num_kv_heads, -1)
+            slots[turn % num_slots, slot] = bench.block(layer, first + slot).reshape(GQA.num_kv_heads, -1)
         np.testing.assert_array_equal(
             np.asarray(seen[turn]).astype(np.float32), slots.astype(np.float32)
         )

@@ -195,13 +195,13 @@ def host_finish(
 
 
 def load(
-    slots: Float[Array, "2 C G E"],
+    slots: Float[Array, "S C G E"],
     after: Float[Array, "..."],
     order: Int32[Array, ""],
     *,
     engine: int,
-) -> tuple[Float[Array, "2 C G E"], Float[Array, "..."], Int32[Array, ""]]:
-    """Brings the plan's next chunk of PINNED slots into one of the two PING-PONG slots, in place.
+) -> tuple[Float[Array, "S C G E"], Float[Array, "..."], Int32[Array, ""]]:
+    """Brings the plan's next chunk of PINNED slots into the PING-PONG slot whose turn it is, in place.
 
     Args:
         slots: the PING-PONG region.

@@ -1,4 +1,4 @@
-"""The PINNED region: chunks of it pass through the two PING-PONG slots and are attended there."""
+"""The PINNED region: chunks of it pass through the PING-PONG slots and are attended there."""
 
 import functools
 from typing import Any, Final
@@ -20,7 +20,7 @@ Carry = tuple[Partial, Array, Array]  # partials of blocks, slots, order
 
 def attend_chunk(
     q: Float[Array, "B H K"],
-    slots: Float[Array, "2 C G E"],
+    slots: Float[Array, "S C G E"],
     index: Int32[Array, ""],
     owner: Int32[Array, "turns C"],
     turn: Int32[Array, ""],
@@ -62,7 +62,7 @@ def attend_chunk(
 
 def attend_blocks(
     q: Float[Array, "B H K"],
-    slots: Float[Array, "2 C G E"],
+    slots: Float[Array, "S C G E"],
     index: Int32[Array, ""],
     owner: Int32[Array, "turns C"],
     turn: Int32[Array, ""],
@@ -86,7 +86,7 @@ def attend_blocks(
 
 def streamed_attention(
     q: Float[Array, "B H K"],
-    slots: Float[Array, "2 C G E"],
+    slots: Float[Array, "S C G E"],
     owner: Int32[Array, "turns C"],
     order: Int32[Array, ""],
     *,
@@ -95,7 +95,7 @@ def streamed_attention(
     block: int,
     scale: float,
     engine: int,
-) -> tuple[Partial, Float[Array, "2 C G E"], Int32[Array, ""]]:
+) -> tuple[Partial, Float[Array, "S C G E"], Int32[Array, ""]]:
     """Attention over the PINNED blocks of one layer, chunk by chunk.
 
     The number of turns is the static length of a scan: a loop of unknown length would make the host wait for the
@@ -106,7 +106,7 @@ def streamed_attention(
         slots: PING-PONG region; overwritten in place.
         owner: row of each slot in each turn.
         order: see `ops.host`.
-        turn: turns made before in this program; the parity says which slot the first chunk goes to.
+        turn: turns made before in this program; it says which slot the first chunk goes to.
         layout: shape of an entry.
         block: D.
         scale: applied to the scores in float32.
@@ -120,7 +120,7 @@ def streamed_attention(
     def take_turn(carry: Carry, i: Array, first: Array, owner_TC: Array) -> tuple[Carry, None]:
         parts, slots, order = carry
         slots, lse, order = host.load(slots, parts.lse, order, engine=engine)
-        index = (turn + first + i) % 2
+        index = (turn + first + i) % slots.shape[0]
         return (attend(q, slots, index, owner_TC, i, Partial(parts.o, lse)), slots, order), None
 
     def take_group(

@@ -11,7 +11,7 @@ from wscope_jax.placement import Occupancy
 from wscope_jax.roofline import Roofline, StepTiming
 from wscope_jax.schedules import IN_ORDER, Schedule
 
-UNCERTAIN: Final = 0.1  # logarithm; about what A : B moves by before a placed prompt is decoded
+UNCERTAIN: Final = 0.15  # logarithm; about what A : B moves by before a placed prompt is decoded
 
 
 @dataclasses.dataclass(frozen=True)
