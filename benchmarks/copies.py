@@ -6,7 +6,9 @@ from typing import Final
 
 from ceilings import GB, Ceilings
 
-COPY_BYTES: Final = 32 << 20  # of one copy
+COPY_BYTES: Final = (
+    96 << 20
+)  # of one copy: as much as the cache's own have enqueued, or they would not get half
 PHASE_S: Final = 5.0  # of copies, until their rate is known or they can stop
 
 

@@ -79,9 +79,13 @@ class HostJob {
 
   // Any thread, each part once. Never throws.
   void RunPart(int part);
-  // Prefetches the step-th piece of what a part reads; false beyond what a core's cache keeps until
-  // the part begins.
-  bool Approach(int part, int step) const;
+  // The step-th piece of what a part reads, for a worker that may fetch it before its turn; empty
+  // beyond what its core's cache keeps until then.
+  struct Bytes {
+    const uint8_t* begin;
+    int64_t count;
+  };
+  Bytes Near(int part, int step) const;
   // After all parts. If there was no memory for one of them the result is void.
   void Finish();
   // Instead of all parts: makes lse NaN, so that nothing computed from it looks right.

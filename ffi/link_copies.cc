@@ -99,7 +99,7 @@ class CudaLink : public Link {
   static constexpr int kAhead = 8;  // Copies enqueued, so that the link never waits for us.
   // The device makes the copies of one direction one after the other: any enqueued ahead hold up
   // those of others for as long as they take.
-  static constexpr int kAheadAtRate = 2;
+  static constexpr int kAheadAtRate = 1;
   struct Copy {
     cuda::Event ended;
     int64_t bytes = 0;

@@ -107,8 +107,7 @@ Status OnStream::Fill(const LoadCall& call, const Plan::Load& load, size_t numbe
   Status status = pump.freed->MakeWait(stream);
   for (int64_t done = 0; status.ok() && done < bytes;) {
     const uint8_t* const from = call.pool->Block(load.layer, load.first_slot) + done;
-    const int64_t run =
-        call.pool->PinnedRun(load.first_slot * block_bytes + done, bytes - done);
+    const int64_t run = call.pool->PinnedRun(load.first_slot * block_bytes + done, bytes - done);
     const cuda::DevicePtr to = Address(call.slots.Of(number)) + done;
     status = Check(Cu().MemcpyHtoDAsync(to, from, run, stream), "load");
     done += run;

@@ -20,7 +20,7 @@ WEIGHT: Final = 0.15  # of the median in the moving average: half-way in four ob
 MOST_CHANGE: Final = 1.2  # factor by which one observation may change a cost
 LEAST_SIGNAL: Final = 0.25  # of a time beyond the fixed cost, or it tells nothing of the entries
 SETTLED: Final = 0.03  # logarithm; while an observation changes a cost by more, waits say no more
-NUDGE_WEIGHT: Final = 0.05  # likewise; what hand-over takes changes little, and single waits vary much
+NUDGE_WEIGHT: Final = 0.05  # hand-over changes little, and the waits of one step say little
 NUDGE_LIMIT: Final = 0.7  # logarithm; the waits may correct A : B by a factor of two
 LEAST_SHARE: Final = 0.01  # nearer to 0 or 1, odds say nothing of a cost
 
@@ -172,7 +172,7 @@ class Roofline:
         )
 
     def _wanted_nudge(self, timing: StepTiming, cpu: "_Cost", link: "_Cost") -> float | None:
-        """The nudge that the waits ask for beside the measured costs; of several, the nearest; None if they tell nothing.
+        """The nudge that the waits ask for beside the measured costs; of several, the nearest; None without waits.
 
         By how much later than the device's part the CPU's came tells how far the placed share is
         from balance; how far it should be, the costs tell. The difference is hand-over, which the

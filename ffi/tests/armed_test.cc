@@ -106,6 +106,60 @@ void TestOthersMeanwhile(int workers) {
   armed.Wait();
 }
 
+// Workers that wait fetch what their own part of the first task will read, each piece once; the
+// functor goes when the task is done and nobody is in it.
+void TestApproach(int workers) {
+  Workers::Get().Start(workers);
+  Watched before(workers, 20'000);
+  Flag flag{0};
+  std::atomic<int> parts{0}, calls{0}, later{0};
+  std::vector<std::atomic<int>> next(workers);
+  auto token = std::make_shared<int>(0);
+  const std::weak_ptr<int> held = token;
+  auto approach = [&, token = std::move(token)](int part, int step) {
+    CHECK(part < workers && next[part].fetch_add(1) == step && step < 3);
+    ++calls;
+    return step < 2;
+  };
+  const auto task =
+      std::make_shared<Task>(workers, [&](int) { ++parts; }, [] {}, [] {}, std::move(approach));
+  const auto last =
+      std::make_shared<Task>(1, [](int) {}, [] {}, [] {}, [&](int, int) { return ++later < 100; });
+  before.Arm();
+  CHECK(Workers::Get().Arm(task, &flag));
+  CHECK(Workers::Get().Arm(last, &flag));
+  before.Raise();
+  const int64_t deadline = NowNs() + kSoon;
+  while (calls < 3 && NowNs() < deadline) SleepUs(100);
+  CHECK(calls >= 3 && later == 0);  // One at least waits; others may sleep.
+  flag.store(1);
+  CHECK(task->WaitUntil(deadline) && last->WaitUntil(deadline));
+  CHECK(parts == workers);
+  while (!held.expired() && NowNs() < deadline) SleepUs(100);
+  CHECK(held.expired());
+}
+
+// A worker takes the part that it has approached, where nobody came before it.
+void TestOwnPart() {
+  constexpr int kWorkers = 8;
+  Workers::Get().Start(kWorkers);
+  std::vector<std::thread::id> threads[2];
+  for (auto& of : threads) of.resize(kWorkers);
+  bool same = false;
+  for (int round = 0; round < 50 && !same; ++round) {
+    for (auto& of : threads) {
+      const auto task = std::make_shared<Task>(kWorkers, [&](int part) {
+        of[part] = std::this_thread::get_id();
+        SleepUs(20'000);
+      });
+      CHECK(Workers::Get().Submit(task));
+      task->Wait();
+    }
+    same = threads[0] == threads[1];
+  }
+  CHECK(same);
+}
+
 int64_t CpuNs() {
   timespec now;
   clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
@@ -217,9 +271,11 @@ int main() {
   for (const int workers : {1, 2, 4}) {
     wscope::TestFlags(workers);
     wscope::TestOthersMeanwhile(workers);
+    wscope::TestApproach(workers);
     wscope::TestStress(workers);
   }
   wscope::TestOrder();
+  wscope::TestOwnPart();
   wscope::TestCost();
   wscope::TestDisarm();
   wscope::TestResize();

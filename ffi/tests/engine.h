@@ -174,7 +174,7 @@ class Engine {
 
   const bool device;
   const AttentionShape shape;
-  const int chunks;  // Slots of the PING-PONG region.
+  const int chunks;               // Slots of the PING-PONG region.
   cuda::Stream stream = nullptr;  // XLA's.
   std::shared_ptr<Pool> unpinned, pinned;
   std::unique_ptr<StepQueue> queue;
@@ -199,8 +199,7 @@ class Engine {
   }
 
   Status Load(size_t turn) {
-    const Status status =
-        Call([&](Carrier& carrier) { return queue->Load(Slots(), carrier); });
+    const Status status = Call([&](Carrier& carrier) { return queue->Load(Slots(), carrier); });
     const int64_t bytes = kCapacity * shape.block_bytes();
     return status.ok() ? Copy(Seen(turn), Slots().Of(turn), bytes) : status;
   }

@@ -2,6 +2,7 @@
 // time.
 #include "host_job.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <thread>
@@ -62,6 +63,39 @@ void TestEveryCut(const Case& test) {
     const auto on_workers = MakeJob(data, workers);
     if (const auto task = RunOnWorkers(on_workers)) task->Wait();
     CHECK(SameBits(*here, *on_workers));
+  }
+}
+
+// What parts read first, by pieces: heads of the rows' blocks, one behind the other, and no more
+// than there is.
+void TestNear(const Case& test) {
+  const CaseData data(test);
+  const auto rows = RowsOf(data);
+  const int64_t head_bytes = data.shape.head_bytes();
+  for (const int workers : {1, 3, 8, 1000}) {
+    const HostJob job(data.shape, data.pool, 0, rows, workers);
+    CHECK(job.Near(job.num_parts(), 0).count == 0);
+    int64_t sum = 0;
+    for (int part = 0; part < job.num_parts(); ++part) {
+      HostJob::Bytes last{nullptr, 0};
+      for (int step = 0;; ++step) {
+        const HostJob::Bytes near = job.Near(part, step);
+        if (near.count == 0) break;
+        const auto block = std::find_if(rows->blocks.begin(), rows->blocks.end(), [&](auto begin) {
+          return begin <= near.begin && near.begin < begin + data.shape.block_bytes();
+        });
+        CHECK(block != rows->blocks.end());
+        const int64_t in_head = (near.begin - *block) % head_bytes;
+        CHECK(in_head + near.count <= head_bytes);
+        if (step == 0) CHECK(in_head == 0);
+        if (step == 0 && part == 0) CHECK(near.begin == rows->blocks[0]);
+        if (in_head > 0) CHECK(near.begin == last.begin + last.count);
+        last = near;
+        sum += near.count;
+      }
+      CHECK(last.count > 0);
+    }
+    CHECK(sum <= job.num_blocks() * data.shape.block_bytes());
   }
 }
 
@@ -154,6 +188,7 @@ int main() {
       wscope::TestBound(test);
     }
   }
+  for (const wscope::Case& test : wscope::AllCases()) wscope::TestNear(test);
   wscope::ForceIsa("");
   wscope::TestLayers();
   wscope::TestOpenJobs();

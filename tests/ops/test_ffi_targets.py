@@ -138,7 +138,9 @@ def test_loads_take_the_slots_in_turns(bench: Bench, num_slots: int) -> None:
     seen, _ = jax.jit(step, donate_argnums=0)(jnp.asarray(slots), zero())
     for turn, (layer, first, count) in enumerate(loads):
         for slot in range(count):
-            slots[turn % num_slots, slot] = bench.block(layer, first + slot).reshape(GQA.num_kv_heads, -1)
+            slots[turn % num_slots, slot] = bench.block(layer, first + slot).reshape(
+                GQA.num_kv_heads, -1
+            )
         np.testing.assert_array_equal(
             np.asarray(seen[turn]).astype(np.float32), slots.astype(np.float32)
         )

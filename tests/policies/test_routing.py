@@ -8,6 +8,7 @@ from wscope_jax.errors import UsageError
 from wscope_jax.layout import Region
 from wscope_jax.placement import Placement
 from wscope_jax.policies import BY_NAME, CpuOnly, GpuOnly, Policy, WriteScope, choose
+from wscope_jax.policies.write_scope import FREED
 from wscope_jax.roofline import Roofline
 
 
@@ -63,7 +64,7 @@ def test_prompts_that_come_row_by_row_reach_the_share_of_them_all() -> None:
 
 
 @pytest.mark.parametrize("balance", [0.0, 1e-6, 0.1, 0.3, 0.5, 0.7, 0.9, 1 - 1e-6, 1.0])
-def test_the_faster_side_gets_a_little_more_than_balance(balance: float) -> None:
+def test_a_share_leans_a_little_to_the_side_that_may_be_late(balance: float) -> None:
     """Equal costs per entry with a fixed cost that shifts the balance to either end, or costs that make it so."""
     if balance in (0.0, 1.0):
         fixed = {"cpu_fixed_s": 1.0 - balance, "link_fixed_s": balance}
@@ -72,11 +73,11 @@ def test_the_faster_side_gets_a_little_more_than_balance(balance: float) -> None
         roofline = Roofline(cpu_s_per_entry=1e-6 * (1 - balance), link_s_per_entry=1e-6 * balance)
     assert roofline.cpu_share(1000) == pytest.approx(balance)
     leans = WriteScope(roofline=roofline).cpu_share(1000) - roofline.cpu_share(1000)
-    assert abs(leans) <= 0.015
-    if balance in (0.0, 0.5, 1.0):
-        assert leans == pytest.approx(0, abs=1e-12)
+    assert abs(leans) <= 0.02
+    if balance in (0.0, 1.0):
+        assert leans == 0
     else:
-        assert (leans > 0) == (balance > 0.5)
+        assert (leans > 0) == (balance > FREED / 2)
 
 
 def test_rows_that_have_begun_count_as_long_as_they_are() -> None:

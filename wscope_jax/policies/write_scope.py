@@ -11,7 +11,10 @@ from wscope_jax.placement import Occupancy
 from wscope_jax.roofline import Roofline, StepTiming
 from wscope_jax.schedules import IN_ORDER, Schedule
 
-UNCERTAIN: Final = 0.15  # logarithm; about what A : B moves by before a placed prompt is decoded
+UNCERTAIN: Final = 0.1  # logarithm; what A : B moves by, about, before a placed prompt is decoded
+FREED: Final = (
+    0.82  # of A, once the link has ended; on the H200's host, reading alone and beside it
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,18 +47,19 @@ class WriteScope:
             raise UsageError(f"roofline: expected a Roofline or None, got {self.roofline!r:.60}")
 
     def cpu_share(self, num_placed: int) -> float:
-        """The fixed share, or that of equation 2 and a little more for the faster side; one half while nothing was measured.
+        """The fixed share, or that of equation 2 leaning to who may be late; one half while nothing was measured.
 
-        What is placed stays, while A and B move on. A CPU that comes late costs A for each entry that it has too many,
-        a late link B: it is better if the cheaper one is late. At the share r of equation 2 the two costs are as
-        1 - r to r, so the odds of being late should be too.
+        What is placed stays, while A and B move on: one of the sides will be late. An entry too many costs B if it is
+        the link that is late. If it is the CPU, the step gets longer by A and the link's part shorter by B, and for
+        that time the CPU has the memory for itself: `FREED` (A + B) - B. So the CPU should be the late one with the
+        probability B / (FREED (A + B)), r / `FREED`.
         """
         if self.share is not None:
             return self.share
         if self.roofline is None:
             return 0.5
         r = self.roofline.cpu_share(num_placed)
-        lean = math.exp(UNCERTAIN * (2 * r - 1))
+        lean = math.exp(UNCERTAIN * (2 * r / FREED - 1))
         return lean * r / (lean * r + 1 - r)
 
     def route(self, occupancy: Occupancy) -> Region | None:
