@@ -22,7 +22,7 @@ from wscope_jax.roofline import StepTiming
 from wscope_jax.views import View, Views
 
 TELL_S: Final = 10.0
-PHASES: Final = ("cpu_ns", "link_ns", "wait_cpu_ns", "ahead_ns", "wait_link_ns")
+PHASES: Final = ("cpu_ns", "link_ns", "link_idle_ns", "wait_cpu_ns", "wait_link_ns")
 
 
 @functools.partial(jax.jit, donate_argnums=0)

@@ -50,9 +50,8 @@ int64_t CudaLane::Filling::took_ns() const {
   return before ? std::min(since_freed, ended->Since(*before)) : since_freed;
 }
 
-std::shared_ptr<cuda::Event> CudaLane::NewestCopy() {
-  const Lock lock(mutex_);
-  return pump_.last;
+int64_t CudaLane::Filling::idle_ns() const {
+  return before ? std::max<int64_t>(0, freed->Since(*before)) : 0;
 }
 
 bool CudaLane::Drain(int64_t deadline_ns) {

@@ -27,6 +27,7 @@ class CudaLane {
     std::shared_ptr<cuda::Event> freed, ended;
     std::shared_ptr<cuda::Event> before;  // The end of the copy before; null for the first one.
     int64_t took_ns() const;              // What it took from then on; it has ended.
+    int64_t idle_ns() const;              // From the copy before until the slot was free.
   };
 
   // In the context that is current.
@@ -46,8 +47,6 @@ class CudaLane {
   Handshake& handshake() { return *handshake_; }
   const std::shared_ptr<const ResultCarrier>& results() const { return results_; }
   std::shared_ptr<cuda::Event> TakeEvent() { return events_.Take(); }
-  // The end of the newest copy into a slot; null if there was none.
-  std::shared_ptr<cuda::Event> NewestCopy();
   Status TakePinned(int64_t bytes, std::shared_ptr<cuda::PinnedBuffer>* buffer);
   // The buffer is free once `stream` has come here.
   Status GivePinned(std::shared_ptr<cuda::PinnedBuffer> buffer, cuda::Stream stream);

@@ -120,7 +120,7 @@ class QueueHandle {
     const std::vector<StepTiming> timings = queue()->DrainTimings();
     auto numbers = std::make_unique<std::vector<int64_t>>();
     for (const StepTiming& t : timings) {
-      numbers->insert(numbers->end(), {t.cpu_ns, t.link_ns, t.wait_cpu_ns, t.ahead_ns,
+      numbers->insert(numbers->end(), {t.cpu_ns, t.link_ns, t.link_idle_ns, t.wait_cpu_ns,
                                        t.wait_link_ns, t.host_entries, t.streamed_entries});
     }
     int64_t* const data = numbers->data();

@@ -32,7 +32,7 @@ class AtOnce : public Carrier {
     took.link_ns = entry_ns - open.returned_ns;
     if (open.task) {
       took.cpu_ns = open.task->end_ns() - open.task->start_ns();
-      took.wait_cpu_ns = waited_until_ns - entry_ns;
+      took.link_idle_ns = took.wait_cpu_ns = waited_until_ns - entry_ns;
       took.wait_link_ns = std::max<int64_t>(0, entry_ns - open.task->end_ns());
     }
     *timing = [took] { return std::optional(took); };

@@ -84,15 +84,13 @@ Status OnStream::Finish(OpenJob open, float* o, float* lse, TimingSource* timing
     CudaLane::Settle(stream_, held);
     return status;
   }
-  *timing = [started = held->started, entered, waited, ahead = lane_->NewestCopy(),
+  *timing = [started = held->started, entered, waited,
              task = open.task]() -> std::optional<StepTiming> {
     // The stream may be a moment ahead of the worker that has let it go.
-    if (!waited->Done() || !task->done() || (ahead && !ahead->Done())) return std::nullopt;
+    if (!waited->Done() || !task->done()) return std::nullopt;
     StepTiming took;
     took.cpu_ns = task->end_ns() - task->start_ns();
     took.wait_cpu_ns = waited->Since(*entered);
-    const int64_t copied_ns = ahead ? ahead->Since(*entered) : 0;
-    took.ahead_ns = std::clamp<int64_t>(copied_ns, 0, took.wait_cpu_ns);
     took.wait_link_ns = std::max<int64_t>(0, entered->Since(*started) - took.cpu_ns);
     return took;
   };
@@ -147,6 +145,7 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
       if (!filled.ended->Done()) return std::nullopt;
       StepTiming took;
       took.link_ns = filled.took_ns();
+      took.link_idle_ns = filled.idle_ns();
       return took;
     };
   }

@@ -36,8 +36,8 @@ std::optional<StepTiming> EndedStep::Timing() const {
     if (!call) return std::nullopt;
     sum.cpu_ns += call->cpu_ns;
     sum.link_ns += call->link_ns;
+    sum.link_idle_ns += call->link_idle_ns;
     sum.wait_cpu_ns += call->wait_cpu_ns;
-    sum.ahead_ns += call->ahead_ns;
     sum.wait_link_ns += call->wait_link_ns;
   }
   sum.host_entries = host_entries;

@@ -21,8 +21,8 @@ struct StepTiming {
   // CUDA: the copies of the loads, and what they waited for others'. CPU: host_start to
   // host_finish.
   int64_t link_ns = 0;
+  int64_t link_idle_ns = 0;      // CUDA: copies waited for a slot. CPU: the same as wait_cpu_ns.
   int64_t wait_cpu_ns = 0;       // What host_finish waited for the workers.
-  int64_t ahead_ns = 0;          // CUDA: of wait_cpu_ns, what a copy for a later layer still took.
   int64_t wait_link_ns = 0;      // What ended jobs waited for host_finish.
   int64_t host_entries = 0;      // Attended by the jobs.
   int64_t streamed_entries = 0;  // Copied by the loads; the block size is that of the jobs.

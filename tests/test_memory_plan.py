@@ -17,7 +17,7 @@ from wscope_jax.cli import start
 from wscope_jax.cli.plan import as_dict
 from wscope_jax.errors import CapacityError, UsageError
 from wscope_jax.footprint import Footprint, PlannedStream
-from wscope_jax.layout import EntryLayout, Region, Stream
+from wscope_jax.layout import PING_PONG_SLOTS, EntryLayout, Region, Stream
 from wscope_jax.memory_plan import Plan, plan
 from wscope_jax.placement import HOST_REGIONS
 from wscope_jax.pools import COMMIT_BYTES
@@ -223,7 +223,7 @@ def test_regions() -> None:
         "unpinned": 3 * 6 * block,
         "pinned": 3 * 6 * block,
         "window": 3 * BATCH * block,
-        "ping_pong": 2 * 13 * block,  # all 400 tokens, rounded up
+        "ping_pong": PING_PONG_SLOTS * 13 * block,  # all 400 tokens, rounded up
         "spare": 3 * BATCH * 48 * GQA.layout.entry_bytes(4) + 2 * 6 * block,
         "weights": 0,
     }
@@ -244,7 +244,7 @@ def test_streams_of_several_kinds() -> None:
     assert resident.bytes["unpinned"] + resident.bytes["pinned"] == 0
     assert resident.bytes["window"] + resident.bytes["spare"] == BATCH * 256 * index
     assert got.bytes_per_token == (entry + index) // 4
-    assert got.bytes["ping_pong"] == 2 * 512 * entry
+    assert got.bytes["ping_pong"] == PING_PONG_SLOTS * 512 * entry
     told = as_dict(got)
     assert [len(layer["streams"]) for layer in told["layers"]] == [1, 3]
     for region in ("unpinned", "pinned", "window"):
@@ -310,7 +310,7 @@ def test_the_largest_batch_is_the_largest_that_fits(spare: int, host: int) -> No
 
 
 def test_spare_memory_that_does_not_fit_is_said_to_be_lowered() -> None:
-    tight = made(spare_memory=10**7, gpu_memory=(512 << 20) + 10**6)
+    tight = made(spare_memory=10**7, gpu_memory=(512 << 20) + 15 * 10**5)
     blocks, step = tight.largest_spare, tight.footprint.spare_block_bytes
     assert 0 < blocks < tight.footprint.spare_blocks
     megabytes = -(-blocks * step // 10**6)

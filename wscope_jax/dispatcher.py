@@ -33,8 +33,8 @@ SLICE_S: Final = 0.1  # waited at a time, so that Ctrl-C is noticed in between
 TIMING_FIELDS: Final = (
     "cpu_ns",
     "link_ns",
+    "link_idle_ns",
     "wait_cpu_ns",
-    "ahead_ns",
     "wait_link_ns",
     "host_entries",
     "streamed_entries",

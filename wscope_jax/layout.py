@@ -38,7 +38,7 @@ class Region(enum.StrEnum):
     UNPINNED = "unpinned"  # attended by the CPU where it lies
     PINNED = "pinned"  # streamed to the device at full link speed
     WINDOW = "window"  # the newest entries of a sequence, not placed yet
-    PING_PONG = "ping_pong"  # two slots that streamed blocks pass through
+    PING_PONG = "ping_pong"  # the slots that streamed blocks pass through
 
 
 class ByteOrder(enum.IntEnum):

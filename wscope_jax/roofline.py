@@ -34,8 +34,8 @@ class StepTiming:
     Attributes:
         cpu_ns: from the first worker's start to the last one's end.
         link_ns: the link (on a machine without a GPU: the device's part of attention) was busy.
+        link_idle_ns: the link stood still, for its slots were full.
         wait_cpu_ns: the device stood still for the CPU.
-        ahead_ns: of `wait_cpu_ns`, the link was copying for a later layer.
         wait_link_ns: the finished CPU part lay waiting for the device.
         host_entries: entries that the CPU attended to.
         streamed_entries: entries that went over the link.
@@ -44,8 +44,8 @@ class StepTiming:
 
     cpu_ns: float
     link_ns: float
+    link_idle_ns: float = math.inf
     wait_cpu_ns: float
-    ahead_ns: float = 0.0
     wait_link_ns: float
     host_entries: int
     streamed_entries: int
@@ -172,19 +172,20 @@ class Roofline:
         )
 
     def _wanted_nudge(self, timing: StepTiming, cpu: "_Cost", link: "_Cost") -> float | None:
-        """The nudge that the waits ask for beside the measured costs; of several, the nearest; None without waits.
+        """The nudge that the waits ask for beside the measured costs; None if they say nothing.
 
         By how much later than the device's part the CPU's came tells how far the placed share is
         from balance; how far it should be, the costs tell. The difference is hand-over, which the
-        times do not show. While the CPU is late the link may copy ahead for a later layer, and the
-        device then stands still for longer than it would at balance; but where something else leaves
-        the link time to copy ahead, balance has that too. So a late CPU tells a range.
+        times do not show. A device that stands still for the CPU tells more than that: meanwhile
+        the link copies ahead for later layers. A link that stands still does so when the device is
+        busy with something else, too. So the CPU is as late as the lesser of the two.
         """
-        times, waits = (timing.cpu_ns, timing.link_ns), (timing.wait_cpu_ns, timing.wait_link_ns)
+        late_ns = min(timing.wait_cpu_ns, timing.link_idle_ns)
+        times = (timing.cpu_ns, timing.link_ns, late_ns, timing.wait_link_ns)
         if not (
-            all(_is_time(time_ns, timing.jobs) for time_ns in (*times, *waits, timing.ahead_ns))
-            and min(times) > 0
-            and max(waits) > 0  # or nobody has measured them
+            all(_is_time(time_ns, timing.jobs) for time_ns in times)
+            and min(timing.cpu_ns, timing.link_ns) > 0
+            and max(timing.wait_cpu_ns, timing.wait_link_ns) > 0  # or nobody has measured them
             and _is_count(timing.host_entries)
             and _is_count(timing.streamed_entries)
         ):
@@ -197,13 +198,11 @@ class Roofline:
             link_fixed_s=link.fixed,
         )
         both_s = (measured.cpu_s_per_entry + measured.link_s_per_entry) * placed
-        expected = _log_odds(measured.cpu_share(placed // timing.jobs))
-        late_ns = timing.wait_cpu_ns - timing.wait_link_ns
-        least, most = (
-            expected - _log_odds(timing.host_entries / placed - 1e-9 * late / both_s)
-            for late in (late_ns - min(timing.ahead_ns, timing.wait_cpu_ns), late_ns)
+        late_s = 1e-9 * (late_ns - timing.wait_link_ns)
+        wanted = _log_odds(measured.cpu_share(placed // timing.jobs)) - _log_odds(
+            timing.host_entries / placed - late_s / both_s
         )
-        return min(NUDGE_LIMIT, max(-NUDGE_LIMIT, min(most, max(least, self.nudge))))
+        return min(NUDGE_LIMIT, max(-NUDGE_LIMIT, wanted))
 
 
 def _log_odds(share: float) -> float:

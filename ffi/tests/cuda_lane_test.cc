@@ -148,6 +148,9 @@ void TestFillingTime() {
   CHECK((CudaLane::Filling{first, ended, second}.took_ns() == late));
   CHECK((CudaLane::Filling{second, ended, first}.took_ns() == late));
   CHECK((CudaLane::Filling{first, ended, nullptr}.took_ns() == whole));
+  CHECK((CudaLane::Filling{first, ended, second}.idle_ns() == 0));
+  CHECK((CudaLane::Filling{second, ended, first}.idle_ns() == second->Since(*first)));
+  CHECK((CudaLane::Filling{first, ended, nullptr}.idle_ns() == 0));
 }
 
 // A failing load: XLA has its buffers back when the call returns, whatever was on its way.

@@ -110,11 +110,12 @@ def test_start_returns_while_the_job_runs(plain: Bench) -> None:
     assert started - begun < delay_s / 2
     assert finished - begun >= delay_s
     (timing,) = plain.queue.drain_timings()[1:]
-    cpu_ns, link_ns, wait_cpu_ns, *rest = timing
+    cpu_ns, link_ns, link_idle_ns, wait_cpu_ns, *rest = timing
     assert cpu_ns >= 1e9 * delay_s
     assert wait_cpu_ns >= 1e9 * (finished - started) / 2
     assert 0 < link_ns < 1e9 * delay_s
-    assert rest == [0, 0, 2 * BLOCK, 0]  # ahead_ns, wait_link_ns, entries of the host, of the link
+    assert rest == [0, 2 * BLOCK, 0]  # wait_link_ns, entries of the host, of the link
+    assert link_idle_ns == wait_cpu_ns
 
 
 @pytest.mark.parametrize("num_slots", [2, 3, 4])
