@@ -140,15 +140,14 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
   }
   if (!status.ok()) return status;
   const CudaLane::Filling filled = pump.filled[call.turn % count];
-  if (call.now.num_slots > 0) {
-    *timing = [filled]() -> std::optional<StepTiming> {
-      if (!filled.ended->Done()) return std::nullopt;
-      StepTiming took;
-      took.link_ns = filled.took_ns();
-      took.link_idle_ns = filled.idle_ns();
-      return took;
-    };
-  }
+  // Of a surplus turn, too: the copy after it may have waited for its slot.
+  *timing = [filled, copies = call.now.num_slots > 0]() -> std::optional<StepTiming> {
+    if (!filled.ended->Done()) return std::nullopt;
+    StepTiming took;
+    if (copies) took.link_ns = filled.took_ns();
+    took.link_idle_ns = filled.idle_ns();
+    return took;
+  };
   return filled.ended->MakeWait(stream_);
 }
 
