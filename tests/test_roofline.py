@@ -223,6 +223,19 @@ class TestAbsurdTimings:
         )
         assert self.roofline.observe(timing) == self.roofline
 
+    @pytest.mark.parametrize("name", ["link_idle_ns", "wait_cpu_ns", "wait_link_ns"])
+    @pytest.mark.parametrize("time_ns", [-1, math.nan, -math.inf, 1e18])
+    def test_absurd_waits_say_nothing(self, name, time_ns):
+        timing = Machine(unseen_link=5e-4).step(5_000, 5_000)
+        roofline = self.roofline
+        for _ in range(20):
+            roofline = roofline.observe(dataclasses.replace(timing, **{name: time_ns}))
+        assert roofline.nudge == 0
+
+    def test_a_cost_at_its_limit_is_still_followed(self):
+        roofline = Roofline(cpu_s_per_entry=10.0, link_s_per_entry=10.0, nudge=-0.7)
+        assert 0 < roofline.observe(Machine().step(5_000, 5_000)).cpu_share(10_000) < 1
+
     @pytest.mark.parametrize("count", [0, -1, math.nan, math.inf, 10**40])
     @pytest.mark.parametrize("field", ["entries", "jobs"])
     def test_old_values_are_kept_for_absurd_counts(self, field, count):

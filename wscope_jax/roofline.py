@@ -22,6 +22,7 @@ LEAST_SIGNAL: Final = 0.25  # of a time beyond the fixed cost, or it tells nothi
 SETTLED: Final = 0.03  # logarithm; while an observation changes a cost by more, waits say no more
 NUDGE_WEIGHT: Final = 0.05  # hand-over changes little, and the waits of one step say little
 NUDGE_LIMIT: Final = 0.7  # logarithm; the waits may correct A : B by a factor of two
+MOST_NUDGE: Final = 1.0  # a little beyond, for rounding
 LEAST_SHARE: Final = 0.01  # nearer to 0 or 1, odds say nothing of a cost
 
 
@@ -34,7 +35,7 @@ class StepTiming:
     Attributes:
         cpu_ns: from the first worker's start to the last one's end.
         link_ns: the link (on a machine without a GPU: the device's part of attention) was busy.
-        link_idle_ns: the link stood still, for its slots were full.
+        link_idle_ns: the link stood still, for its slots were full; infinite, nobody knows.
         wait_cpu_ns: the device stood still for the CPU.
         wait_link_ns: the finished CPU part lay waiting for the device.
         host_entries: entries that the CPU attended to.
@@ -90,11 +91,11 @@ class Roofline:
             ("link_fixed_s", 0.0),
         ):
             number(name, getattr(self, name), least, MOST_COST_S)
-        number("nudge", self.nudge, -math.inf, math.inf)
+        number("nudge", self.nudge, -MOST_NUDGE, MOST_NUDGE)
         for name, least, most in (
             ("cpu_samples", 0.0, MOST_COST_S),
             ("link_samples", 0.0, MOST_COST_S),
-            ("nudge_samples", -math.inf, math.inf),
+            ("nudge_samples", -MOST_NUDGE, MOST_NUDGE),
         ):
             instance(name, samples := getattr(self, name), tuple, "a tuple of numbers")
             for sample in samples:
@@ -180,8 +181,8 @@ class Roofline:
         the link copies ahead for later layers. A link that stands still does so when the device is
         busy with something else, too. So the CPU is as late as the lesser of the two.
         """
-        late_ns = min(timing.wait_cpu_ns, timing.link_idle_ns)
-        times = (timing.cpu_ns, timing.link_ns, late_ns, timing.wait_link_ns)
+        idle_ns = timing.wait_cpu_ns if timing.link_idle_ns == math.inf else timing.link_idle_ns
+        times = (timing.cpu_ns, timing.link_ns, idle_ns, timing.wait_cpu_ns, timing.wait_link_ns)
         if not (
             all(_is_time(time_ns, timing.jobs) for time_ns in times)
             and min(timing.cpu_ns, timing.link_ns) > 0
@@ -198,7 +199,7 @@ class Roofline:
             link_fixed_s=link.fixed,
         )
         both_s = (measured.cpu_s_per_entry + measured.link_s_per_entry) * placed
-        late_s = 1e-9 * (late_ns - timing.wait_link_ns)
+        late_s = 1e-9 * (min(idle_ns, timing.wait_cpu_ns) - timing.wait_link_ns)
         wanted = _log_odds(measured.cpu_share(placed // timing.jobs)) - _log_odds(
             timing.host_entries / placed - late_s / both_s
         )
@@ -233,7 +234,7 @@ class _Cost:
         beyond_s = time_s - jobs * self.fixed
         if beyond_s < LEAST_SIGNAL * time_s:
             return self
-        recent = (self.samples or (self.per_entry,) * NUM_SAMPLES)[1:]
+        recent = (self.samples or (_clip(self.per_entry),) * NUM_SAMPLES)[1:]
         samples = (*recent, _clip(beyond_s / entries))
         change = (statistics.median(samples) / self.per_entry) ** WEIGHT
         change = min(MOST_CHANGE, max(1 / MOST_CHANGE, change))

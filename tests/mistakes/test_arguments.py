@@ -1,5 +1,6 @@
 """Arguments of a wrong type: a UsageError of one line that begins with the argument's name, before anything runs."""
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -128,8 +129,11 @@ def test_values() -> None:
     sizes = {"num_kv_heads": 2, "key_dim": 16, "value_dim": 16}
     refuses("value_in_key", lambda value: EntryLayout(**sizes, value_in_key=value), (1, None))
     refuses("kind", lambda value: Stream(LAYOUT, value), (None,))
-    for name in ("cpu_s_per_entry", "link_fixed_s", "nudge", "cpu_samples", "link_samples"):
-        refuses(name, lambda value, name=name: Roofline(**{**COSTS, name: value}), ("x", True))
+    for name in ("cpu_s_per_entry", "link_fixed_s", "nudge"):
+        refuses(name, lambda value, name=name: Roofline(**{**COSTS, name: value}), ("x", True, 2e3))
+    for name in ("cpu_samples", "link_samples", "nudge_samples"):
+        wrong = ("x", True, (math.inf,) * 5, (1e308,))
+        refuses(name, lambda value, name=name: Roofline(**{**COSTS, name: value}), wrong)
     refuses("num_placed", Roofline(**COSTS).cpu_share, ("x", None, -1))
     refuses("timing", Roofline(**COSTS).observe, (3, None))
     refuses("policy", policies.choose, (3, None))

@@ -11,9 +11,8 @@ from wscope_jax.placement import Occupancy
 from wscope_jax.roofline import Roofline, StepTiming
 from wscope_jax.schedules import IN_ORDER, Schedule
 
-UNCERTAIN: Final = 0.1  # logarithm; what A : B moves by, about, before a placed prompt is decoded
-FREED: Final = (
-    0.82  # of A, once the link has ended; on the H200's host, reading alone and beside it
+UNCERTAIN: Final = (
+    0.15  # the logarithm of A : B moves within this before a placed prompt is decoded
 )
 
 
@@ -49,17 +48,17 @@ class WriteScope:
     def cpu_share(self, num_placed: int) -> float:
         """The fixed share, or that of equation 2 leaning to who may be late; one half while nothing was measured.
 
-        What is placed stays, while A and B move on: one of the sides will be late. An entry too many costs B if it is
-        the link that is late. If it is the CPU, the step gets longer by A and the link's part shorter by B, and for
-        that time the CPU has the memory for itself: `FREED` (A + B) - B. So the CPU should be the late one with the
-        probability B / (FREED (A + B)), r / `FREED`.
+        What is placed stays while A and B move on, so one of the sides will be late. An entry too many then costs A if
+        it is the CPU, B if it is the link. With fixed costs left out r is B / (A + B), so the CPU should be the late
+        one with probability r; the lean is that quantile of an error that is even within ± `UNCERTAIN`. (A link that
+        has ended leaves the CPU its memory, so where both want all of that a late CPU costs even less.)
         """
         if self.share is not None:
             return self.share
         if self.roofline is None:
             return 0.5
         r = self.roofline.cpu_share(num_placed)
-        lean = math.exp(UNCERTAIN * (2 * r / FREED - 1))
+        lean = math.exp(UNCERTAIN * (2 * r - 1))
         return lean * r / (lean * r + 1 - r)
 
     def route(self, occupancy: Occupancy) -> Region | None:
