@@ -30,8 +30,8 @@ struct OpenJob {
 
 // The PING-PONG region: `count` slots of a chunk each, that take turns.
 struct ChunkSlots {
-  uint8_t* begin;  // [count, capacity, block_bytes]
-  int64_t count;
+  uint8_t* begin;    // [count, capacity, block_bytes]
+  int64_t count;     // At least 1.
   int64_t capacity;  // Blocks of a chunk.
   int64_t block_bytes;
 
@@ -52,7 +52,7 @@ struct LoadCall {
   // The loads, by number, that may begin when the chunk before has been attended to: the one that
   // takes the slot of that, and at the first call those of all slots.
   size_t first_number = 0;
-  std::vector<Plan::Load> begins;
+  std::vector<Plan::Load> begins;  // None that is too large: its own call refuses it.
 };
 
 class Carrier {

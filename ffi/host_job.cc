@@ -25,9 +25,13 @@ constexpr int64_t kPieceBytes = 4096;  // Half a microsecond's, or who waits see
 // What a worker may fetch before its turn. It has to be in the second-level cache then, which
 // another thread of the core may share, so: a quarter of that. Half was no better on a Xeon.
 int64_t NearBytes() {
-  static const int64_t bytes =
-      std::max(int64_t{sysconf(_SC_LEVEL2_CACHE_SIZE)} / 4, int64_t{128} << 10);
+  constexpr int64_t kLeast = int64_t{128} << 10;  // Where nobody knows the cache.
+#ifdef _SC_LEVEL2_CACHE_SIZE
+  static const int64_t bytes = std::max(int64_t{sysconf(_SC_LEVEL2_CACHE_SIZE)} / 4, kLeast);
   return bytes;
+#else
+  return kLeast;
+#endif
 }
 
 }  // namespace

@@ -140,12 +140,14 @@ Status OnStream::Load(const LoadCall& call, TimingSource* timing) {
   }
   if (!status.ok()) return status;
   const CudaLane::Filling filled = pump.filled[call.turn % count];
-  // Of a surplus turn, too: the copy after it may have waited for its slot.
-  *timing = [filled, copies = call.now.num_slots > 0]() -> std::optional<StepTiming> {
+  // Of a surplus turn, too, which may have waited for its slot. What the first copy waited for was
+  // no slot, but the step's begin.
+  *timing = [filled, copies = call.now.num_slots > 0,
+             waits = call.turn > 0]() -> std::optional<StepTiming> {
     if (!filled.ended->Done()) return std::nullopt;
     StepTiming took;
     if (copies) took.link_ns = filled.took_ns();
-    took.link_idle_ns = filled.idle_ns();
+    if (waits) took.link_idle_ns = filled.idle_ns();
     return took;
   };
   return filled.ended->MakeWait(stream_);

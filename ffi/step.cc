@@ -24,6 +24,15 @@ const std::shared_ptr<const RowBlocks>& Step::NextRows() {
   return rows_.back().blocks;
 }
 
+std::vector<Plan::Load> Step::Loads(size_t first, size_t end, int64_t capacity) const {
+  std::vector<Plan::Load> loads;
+  for (size_t i = first; i < std::min(end, plan_.loads.size()); ++i) {
+    if (plan_.loads[i].num_slots > capacity) break;
+    loads.push_back(plan_.loads[i]);
+  }
+  return loads;
+}
+
 EndedStep Step::End() && {
   return {host_blocks_ * entries_per_block_, streamed_blocks_ * entries_per_block_,
           std::move(timings_)};

@@ -70,6 +70,8 @@ class Step {
     streamed_blocks_ += plan_.loads[loads_].num_slots;
     return loads_++;
   }
+  // The loads [first, end), up to the first of more than `capacity` blocks, if there are so many.
+  std::vector<Plan::Load> Loads(size_t first, size_t end, int64_t capacity) const;
   Plan::Store TakeStore() { return std::move(plan_.stores[stores_++]); }
 
   bool UsedUp() const {

@@ -187,14 +187,9 @@ Status StepQueue::Load(const ChunkSlots& slots, Carrier& carrier) {
     }
     call.now = *planned;
     call.turn = step_->TakeLoad();
-    const std::vector<Plan::Load>& loads = step_->plan().loads;
     const auto count = static_cast<size_t>(slots.count);
     call.first_number = call.turn == 0 ? 0 : call.turn + count - 1;
-    const size_t end = std::min(loads.size(), call.turn + count);
-    for (size_t number = call.first_number; number < end; ++number) {
-      if (loads[number].num_slots > slots.capacity) break;  // Its own call refuses it.
-      call.begins.push_back(loads[number]);
-    }
+    call.begins = step_->Loads(call.first_number, call.turn + count, slots.capacity);
   }
   TimingSource timing;
   if (Status status = carrier.Load(call, &timing); !status.ok()) return status;

@@ -11,8 +11,9 @@
 
 namespace wscope {
 
-// Work cut into parts that workers take one at a time. Which worker runs a part is chance; what a
-// part does must depend on its number only, so that results repeat bit by bit.
+// Work cut into parts that workers take one at a time, each first the one of its number. Which one
+// runs a part is chance all the same; what a part does must depend on its number only, so that
+// results repeat bit by bit.
 class Task {
  public:
   // Brings nearer what `part` is going to read, a piece a call, `step` counting up from 0; false

@@ -143,6 +143,9 @@ void Workers::Drop(Task& task) {
 void Workers::ChangeArmed() {
   num_armed_.store(armed_.size(), std::memory_order_release);
   change_.fetch_add(1, std::memory_order_release);
+  const Task* const first = armed_.empty() ? nullptr : armed_.front().task.get();
+  if (first != first_armed_) turn_.fetch_add(1, std::memory_order_release);
+  first_armed_ = first;
 }
 
 // Returns when nobody looks at a flag that is not in armed_ any more.
@@ -195,7 +198,7 @@ std::shared_ptr<const Task::Approach> Workers::NextApproach() const {
 // meanwhile.
 void Workers::Look(uint64_t change, const std::shared_ptr<const Task::Approach>& next,
                    Self* self) const {
-  bool approaches = next && self->Approaches(next.get());
+  bool approaches = next && self->Approaches(next);
   for (int looks = 0;; ++looks) {
     for (const Flag* flag : watched_) {
       if (flag->load(std::memory_order_acquire) != 0) return;
@@ -245,24 +248,24 @@ void Workers::Idle(Self* self) {
     return has_tasks_.load(std::memory_order_acquire) ||
            (num_armed_.load(std::memory_order_acquire) > 0 && !watching_);
   };
-  uint64_t change = 0;
+  uint64_t turn = 0;
   do {
     if (is_work()) return;
     std::shared_ptr<const Task::Approach> next;
     {
       const std::unique_lock<std::mutex> lock = Acquire(mutex_);
-      change = change_;
+      turn = turn_;
       next = NextApproach();
     }
-    bool approaches = next && self->Approaches(next.get());
-    while (approaches && !is_work() && change_ == change) approaches = self->Step(*next);
+    bool approaches = next && self->Approaches(next);
+    while (approaches && !is_work() && turn_ == turn) approaches = self->Step(*next);
     next = nullptr;
-    Spin(num_armed_ > 0 ? kArmedSpinNs : kSpinNs, [&] { return is_work() || change_ != change; });
-  } while (change_ != change);
+    Spin(num_armed_ > 0 ? kArmedSpinNs : kSpinNs, [&] { return is_work() || turn_ != turn; });
+  } while (turn_ != turn);
 }
 
 void Workers::Loop(int number) {
-  Self self{number};
+  Self self(number);
   for (;;) {
     Idle(&self);
     int part = 0;

@@ -55,13 +55,15 @@ class Workers {
 
   // A worker: its number, and how far it has approached the task that it waits for.
   struct Self {
-    int number;
-    const void* approached = nullptr;  // Compared only; the task may be gone.
-    int step = 0;                      // The next one; below 0, there is none.
+    explicit Self(int number) : number(number) {}
+
+    const int number;
+    std::weak_ptr<const Task::Approach> approached;  // Compared only.
+    int step = 0;                                    // The next one; below 0, there is none.
 
     // Goes on with `next`, or begins with it; false if it has come as near as it can.
-    bool Approaches(const Task::Approach* next) {
-      if (approached != next) step = 0;
+    bool Approaches(const std::shared_ptr<const Task::Approach>& next) {
+      if (approached.owner_before(next) || next.owner_before(approached)) step = 0;
       approached = next;
       return step >= 0;
     }
@@ -92,6 +94,7 @@ class Workers {
   std::deque<std::shared_ptr<Task>> tasks_;  // With parts to take. Guarded by mutex_.
   std::deque<Armed> armed_;                  // Oldest first. Guarded by mutex_.
   uint64_t watched_change_ = 0;              // Of what is looked at. Guarded by mutex_.
+  const Task* first_armed_ = nullptr;        // Compared only. Guarded by mutex_.
   std::condition_variable looked_away_;
   std::vector<const Flag*> watched_;    // Of the worker that watches alone.
   int sleeping_ = 0;                    // Guarded by mutex_.
@@ -99,7 +102,8 @@ class Workers {
   bool stopped_ = false;                // Guarded by mutex_.
   std::atomic<bool> has_tasks_{false};  // What a spinning worker looks at.
   std::atomic<size_t> num_armed_{0};    // The same of armed_; written under mutex_,
-  std::atomic<uint64_t> change_{0};     // as its number of changes
+  std::atomic<uint64_t> change_{0};     // as its number of changes,
+  std::atomic<uint64_t> turn_{0};       // that of the changes of its first task
   std::atomic<bool> watching_{false};   // and that a worker looks at flags without the mutex.
   std::atomic<int> open_tasks_{0};      // Submitted or armed, and not done.
   std::atomic<int> num_workers_{0};

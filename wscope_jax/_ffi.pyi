@@ -179,7 +179,7 @@ class StepQueue:
         the same as the next); wait_cpu_ns, what host_finish waited; wait_link_ns, what ended jobs waited
         for host_finish; host_entries, attended by the jobs; streamed_entries, copied by
         the loads. Entries are those of one layer, summed over the layers. The block size comes
-        from the jobs, so a plan without jobs has 0 entries (and 0 ns). At most 4,096 plans are
+        from the jobs, so a plan without jobs has 0 entries (and 0 ns). At most 256 plans are
         kept.
         """
 

@@ -21,9 +21,9 @@ WINDOW_SIZES: Final = (32, 64, 128, 256, 512)  # entries in a block; 256 is what
 WINDOW_SPARE: Final = (
     48  # ring entries beyond a block, so that decoding goes on while an eviction is under way
 )
-# Chunks that streaming may be ahead of attention, and one. More than two, so that the link goes on while the device
-# waits for a CPU that is late in one layer, and the next layers profit: side by side both may be as slow as they are on
-# average, not as the slower one in each layer.
+# Slots of a chunk each; streaming may be one less ahead of attention. More than two, so that the link goes on while the
+# device waits for a CPU that is late in one layer, and the next layers profit: side by side both may be as slow as they
+# are on average, not as the slower one in each layer.
 PING_PONG_SLOTS: Final = 4
 
 

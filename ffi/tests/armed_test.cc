@@ -139,25 +139,23 @@ void TestApproach(int workers) {
   CHECK(held.expired());
 }
 
-// A worker takes the part that it has approached, where nobody came before it.
+// A worker mostly takes the part that it has approached: an eighth of the time would be chance.
 void TestOwnPart() {
-  constexpr int kWorkers = 8;
+  constexpr int kWorkers = 8, kRounds = 20;
   Workers::Get().Start(kWorkers);
-  std::vector<std::thread::id> threads[2];
-  for (auto& of : threads) of.resize(kWorkers);
-  bool same = false;
-  for (int round = 0; round < 50 && !same; ++round) {
-    for (auto& of : threads) {
-      const auto task = std::make_shared<Task>(kWorkers, [&](int part) {
-        of[part] = std::this_thread::get_id();
-        SleepUs(20'000);
-      });
-      CHECK(Workers::Get().Submit(task));
-      task->Wait();
-    }
-    same = threads[0] == threads[1];
+  std::vector<std::thread::id> before(kWorkers), now(kWorkers);
+  int same = 0;
+  for (int round = 0; round <= kRounds; ++round) {
+    const auto task = std::make_shared<Task>(kWorkers, [&](int part) {
+      now[part] = std::this_thread::get_id();
+      SleepUs(10'000);
+    });
+    CHECK(Workers::Get().Submit(task));
+    task->Wait();
+    for (int part = 0; round > 0 && part < kWorkers; ++part) same += now[part] == before[part];
+    before = now;
   }
-  CHECK(same);
+  CHECK(same > kRounds * kWorkers / 2);
 }
 
 int64_t CpuNs() {

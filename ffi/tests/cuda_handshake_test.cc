@@ -87,12 +87,14 @@ void TestIdleLink() {
   for (const int chunks : {2, kMostTurns}) {
     Engine engine(true, ShapeOf(0), chunks);
     engine.queue->SetFault(0, 20);
-    CHECK(engine.Run(AProgram()).ok());
-    engine.Wait();
-    std::vector<StepTiming> timings;
-    while (timings.empty()) timings = engine.queue->DrainTimings();
-    CHECK(timings[0].wait_cpu_ns > 5 * kMs);
-    CHECK(chunks == 2 ? timings[0].link_idle_ns > 5 * kMs : timings[0].link_idle_ns == 0);
+    for (int step = 0; step < 3; ++step) {
+      CHECK(engine.Run(AProgram()).ok());
+      engine.Wait();
+      std::vector<StepTiming> timings;
+      while (timings.empty()) timings = engine.queue->DrainTimings();
+      CHECK(timings[0].wait_cpu_ns > 5 * kMs);
+      CHECK(chunks == 2 ? timings[0].link_idle_ns > 5 * kMs : timings[0].link_idle_ns == 0);
+    }
   }
 }
 

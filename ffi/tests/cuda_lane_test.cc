@@ -109,7 +109,7 @@ Program LoadsOf(const Numbers& counts) {
 void TestPump(const Numbers& counts) {
   Engine engine(true, ShapeOf(1));
   Fake::Get().delay_us(200);
-  for (int round = 0; round < 3; ++round) {  // The parity of a step's turns begins anew.
+  for (int round = 0; round < 3; ++round) {  // The numbers of a step's turns begin anew.
     const Program program = LoadsOf(counts);
     const int64_t began_ns = NowNs();
     engine.Push(program);
@@ -128,6 +128,26 @@ void TestPump(const Numbers& counts) {
     const bool any = std::any_of(counts.begin(), counts.end(), [](int32_t n) { return n > 0; });
     CHECK((timings[0].link_ns > 0) == any && timings[0].link_ns <= NowNs() - began_ns);
   }
+}
+
+// A chunk that is too large is not begun ahead, and refused when its turn comes; the ones before
+// are right.
+void TestTooLarge() {
+  Engine engine(true, ShapeOf(1), 3);
+  const Program program = LoadsOf({4, 4, 4, kCapacity + 1, 4});
+  engine.Push(program);
+  CHECK(engine.queue->Begin().ok());
+  for (size_t turn = 0; turn < 3; ++turn) CHECK(engine.Load(turn).ok());
+  const Status status = engine.Load(3);
+  CHECK(status.kind == Status::Kind::kInvalidArgument);
+  CHECK(status.text.find("the plan's load has 5") != std::string::npos);
+  engine.Wait();
+  for (size_t turn = 0; turn < 3; ++turn) {
+    const uint8_t* const chunk =
+        engine.pinned->Block(program.loads[3 * turn], program.loads[3 * turn + 1]);
+    CHECK(std::memcmp(engine.Seen(turn), chunk, 4 * engine.shape.block_bytes()) == 0);
+  }
+  engine.FreeArrays();
 }
 
 // A copy that lay behind others' has taken that time too: from the later of what it waited for.
@@ -204,6 +224,7 @@ int main() {
   }
   wscope::Fake::Get().delay_us(0);
   wscope::TestFillingTime();
+  wscope::TestTooLarge();
   wscope::TestMoved(0, 0, true);
   wscope::TestMoved(0, 1, false);
   wscope::TestMoved(-1, 0, false);

@@ -2,6 +2,8 @@
 // time.
 #include "host_job.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -72,15 +74,18 @@ void TestNear(const Case& test) {
   const CaseData data(test);
   const auto rows = RowsOf(data);
   const int64_t head_bytes = data.shape.head_bytes();
+  const int64_t cache = std::max(int64_t{sysconf(_SC_LEVEL2_CACHE_SIZE)} / 2, int64_t{256} << 10);
   for (const int workers : {1, 3, 8, 1000}) {
     const HostJob job(data.shape, data.pool, 0, rows, workers);
     CHECK(job.Near(job.num_parts(), 0).count == 0);
     int64_t sum = 0;
     for (int part = 0; part < job.num_parts(); ++part) {
       HostJob::Bytes last{nullptr, 0};
+      int64_t of_part = 0;
       for (int step = 0;; ++step) {
         const HostJob::Bytes near = job.Near(part, step);
         if (near.count == 0) break;
+        CHECK((of_part += near.count) <= cache);
         const auto block = std::find_if(rows->blocks.begin(), rows->blocks.end(), [&](auto begin) {
           return begin <= near.begin && near.begin < begin + data.shape.block_bytes();
         });
@@ -139,6 +144,20 @@ void TestLayers() {
 }
 
 // Several jobs are open at a time, ended by other threads than those that started them.
+// A job on its way to the workers can be approached, and lets go of all when it is done.
+void TestApproached(const Case& test) {
+  const CaseData data(test);
+  const auto job = MakeJob(data, 2);
+  Flag flag{0};
+  const auto task = MakeTask(job);
+  const auto functors = job.use_count();
+  CHECK(functors == 5);  // Here, and to run, finish, drop and approach.
+  CHECK(Workers::Get().Arm(task, &flag));
+  flag.store(1);
+  task->Wait();
+  while (job.use_count() > 1) std::this_thread::yield();
+}
+
 void TestOpenJobs() {
   const std::vector<Case> cases = AllCases();
   std::vector<std::thread> threads;
@@ -191,6 +210,7 @@ int main() {
   for (const wscope::Case& test : wscope::AllCases()) wscope::TestNear(test);
   wscope::ForceIsa("");
   wscope::TestLayers();
+  wscope::TestApproached(wscope::AllCases().back());
   wscope::TestOpenJobs();
   wscope::TestPoolOutlives();
   wscope::Workers::Get().Stop();

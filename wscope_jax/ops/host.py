@@ -195,12 +195,12 @@ def host_finish(
 
 
 def load(
-    slots: Float[Array, "S C G E"],
+    slots: Float[Array, "slots C G E"],
     after: Float[Array, "..."],
     order: Int32[Array, ""],
     *,
     engine: int,
-) -> tuple[Float[Array, "S C G E"], Float[Array, "..."], Int32[Array, ""]]:
+) -> tuple[Float[Array, "slots C G E"], Float[Array, "..."], Int32[Array, ""]]:
     """Brings the plan's next chunk of PINNED slots into the PING-PONG slot whose turn it is, in place.
 
     Args:

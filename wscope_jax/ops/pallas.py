@@ -252,7 +252,7 @@ def _block_kernel(
 @functools.partial(jax.jit, static_argnames=("layout", "block", "scale", "interpret"))
 def attend_blocks(
     q: Float[Array, "B H K"],
-    slots: Float[Array, "S C G E"],
+    slots: Float[Array, "slots C G E"],
     index: Int32[Array, ""],
     owner: Int32[Array, "turns C"],
     turn: Int32[Array, ""],

@@ -20,7 +20,7 @@ Carry = tuple[Partial, Array, Array]  # partials of blocks, slots, order
 
 def attend_chunk(
     q: Float[Array, "B H K"],
-    slots: Float[Array, "S C G E"],
+    slots: Float[Array, "slots C G E"],
     index: Int32[Array, ""],
     owner: Int32[Array, "turns C"],
     turn: Int32[Array, ""],
@@ -62,7 +62,7 @@ def attend_chunk(
 
 def attend_blocks(
     q: Float[Array, "B H K"],
-    slots: Float[Array, "S C G E"],
+    slots: Float[Array, "slots C G E"],
     index: Int32[Array, ""],
     owner: Int32[Array, "turns C"],
     turn: Int32[Array, ""],
@@ -86,7 +86,7 @@ def attend_blocks(
 
 def streamed_attention(
     q: Float[Array, "B H K"],
-    slots: Float[Array, "S C G E"],
+    slots: Float[Array, "slots C G E"],
     owner: Int32[Array, "turns C"],
     order: Int32[Array, ""],
     *,
@@ -95,7 +95,7 @@ def streamed_attention(
     block: int,
     scale: float,
     engine: int,
-) -> tuple[Partial, Float[Array, "S C G E"], Int32[Array, ""]]:
+) -> tuple[Partial, Float[Array, "slots C G E"], Int32[Array, ""]]:
     """Attention over the PINNED blocks of one layer, chunk by chunk.
 
     The number of turns is the static length of a scan: a loop of unknown length would make the host wait for the
