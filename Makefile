@@ -41,13 +41,14 @@ lint:
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/mypy benchmarks/*.py
-	$(BIN)/clang-format --dry-run -Werror $$(find ffi -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format --dry-run -Werror $$(find ffi benchmarks -name '*.h' -o -name '*.cc')
+	$(CXX) -std=c++17 -O2 -Wall -Wextra -Werror -mavx512f -fsyntax-only benchmarks/reading_order.cc
 
 format:
 	@$(SETUP) --lint
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-	$(BIN)/clang-format -i $$(find ffi -name '*.h' -o -name '*.cc')
+	$(BIN)/clang-format -i $$(find ffi benchmarks -name '*.h' -o -name '*.cc')
 
 bench:
 	@$(SETUP)

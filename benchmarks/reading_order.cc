@@ -88,6 +88,10 @@ struct Case {
 }  // namespace
 
 int main() {
+  if (!__builtin_cpu_supports("avx512f")) {
+    std::fprintf(stderr, "reading_order: this processor has no AVX-512\n");
+    return 1;
+  }
   const uint8_t* const memory = HugePages();
   std::vector<Case> cases;
   for (const int64_t ahead : {int64_t{0}, 2 * kKiB, 4 * kKiB, 8 * kKiB}) {
