@@ -71,7 +71,9 @@ def test_a_share_leans_a_little_to_the_side_that_may_be_late(balance: float) -> 
     else:
         roofline = Roofline(cpu_s_per_entry=1e-6 * (1 - balance), link_s_per_entry=1e-6 * balance)
     assert roofline.cpu_share(1000) == pytest.approx(balance)
-    leans = WriteScope(roofline=roofline).cpu_share(1000) - roofline.cpu_share(1000)
+    share = WriteScope(roofline=roofline).cpu_share(1000)
+    assert 0 <= share <= 1
+    leans = share - roofline.cpu_share(1000)
     assert abs(leans) <= 0.02
     if balance in (0.0, 0.5, 1.0):
         assert leans == pytest.approx(0, abs=1e-12)

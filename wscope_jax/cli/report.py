@@ -21,7 +21,7 @@ ROLES: Final = {
     "unpinned": ("host", "the CPU attends to it where it lies"),
     "pinned": ("host", "streamed to the device in every step"),
     "window": ("device", "the newest entries, not yet placed"),
-    "ping_pong": ("device", "two small buffers through which pinned blocks pass"),
+    "ping_pong": ("device", "four small buffers through which pinned blocks pass"),
 }  # of each region: where it lies, what it is for
 
 PACE: Final = {"cpu": "CPU", "link": "link", "device": "device"}

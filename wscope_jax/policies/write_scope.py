@@ -59,7 +59,7 @@ class WriteScope:
             return 0.5
         r = self.roofline.cpu_share(num_placed)
         lean = math.exp(UNCERTAIN * (2 * r - 1))
-        return lean * r / (lean * r + 1 - r)
+        return min(1.0, lean * r / (lean * r + 1 - r))
 
     def route(self, occupancy: Occupancy) -> Region | None:
         """UNPINNED while the batch's share is below r, but no row's own share leaves r by more than a block."""
