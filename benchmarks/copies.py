@@ -6,9 +6,7 @@ from typing import Final
 
 from ceilings import GB, Ceilings
 
-COPY_BYTES: Final = (
-    96 << 20
-)  # of one copy: as much as the cache's own have enqueued, or they would not get half
+COPY_BYTES: Final = 256 << 20  # of one copy; smaller ones do not get half beside a cache's own
 PHASE_S: Final = 5.0  # of copies, until their rate is known or they can stop
 
 
