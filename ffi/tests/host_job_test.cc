@@ -143,21 +143,20 @@ void TestLayers() {
   CHECK(SameBits(job, *expected));
 }
 
-// Several jobs are open at a time, ended by other threads than those that started them.
 // A job on its way to the workers can be approached, and lets go of all when it is done.
 void TestApproached(const Case& test) {
   const CaseData data(test);
   const auto job = MakeJob(data, 2);
   Flag flag{0};
   const auto task = MakeTask(job);
-  const auto functors = job.use_count();
-  CHECK(functors == 5);  // Here, and to run, finish, drop and approach.
+  CHECK(job.use_count() == 5);  // Here, and to run, finish, drop and approach.
   CHECK(Workers::Get().Arm(task, &flag));
   flag.store(1);
   task->Wait();
   while (job.use_count() > 1) std::this_thread::yield();
 }
 
+// Several jobs are open at a time, ended by other threads than those that started them.
 void TestOpenJobs() {
   const std::vector<Case> cases = AllCases();
   std::vector<std::thread> threads;
