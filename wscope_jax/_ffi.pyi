@@ -175,12 +175,11 @@ class StepQueue:
 
         Columns: cpu_ns, from a job's first worker start to its last worker end; link_ns, from
         host_start's return to host_finish's entry (on this platform the time of everything that
-        runs beside a job); link_idle_ns, what copies waited for a slot (on this platform
-        the same as the next); wait_cpu_ns, what host_finish waited; wait_link_ns, what ended jobs waited
-        for host_finish; host_entries, attended by the jobs; streamed_entries, copied by
-        the loads. Entries are those of one layer, summed over the layers. The block size comes
-        from the jobs, so a plan without jobs has 0 entries (and 0 ns). At most 256 plans are
-        kept.
+        runs beside a job); link_idle_ns, what copies waited for a slot (on this platform the same
+        as the next); wait_cpu_ns, what host_finish waited; wait_link_ns, what ended jobs waited
+        for host_finish; host_entries, attended by the jobs; streamed_entries, copied by the loads.
+        Entries are those of one layer, summed over the layers. The block size comes from the jobs,
+        so a plan without jobs has 0 entries (and 0 ns). At most 256 plans are kept.
         """
 
     def set_fault(self, store_delay_ms: int = 0, job_delay_ms: int = 0) -> None:
