@@ -33,13 +33,16 @@ struct Watched {
               ++parts;
             },
             [this] { ended = true; }, [this] { dropped = true; })) {}
+  // Until then workers look at it.
+  ~Watched() { CHECK(!armed || task->done()); }
 
-  void Arm() { CHECK(Workers::Get().Arm(task, &flag)); }
+  void Arm() { CHECK(armed = Workers::Get().Arm(task, &flag)); }
   void Raise() { flag.store(1, std::memory_order_release); }
   void Disarm() { Workers::Get().Disarm(task); }
   void Wait() { CHECK(task->WaitUntil(NowNs() + kSoon)); }
 
   Flag flag{0};
+  bool armed = false;
   std::atomic<int> parts{0};
   std::atomic<bool> ended{false}, dropped{false};
   const std::shared_ptr<Task> task;
@@ -134,6 +137,7 @@ void TestApproach(int workers) {
   CHECK(calls >= 3 && later == 0);  // One at least waits; others may sleep.
   flag.store(1);
   CHECK(task->WaitUntil(deadline) && last->WaitUntil(deadline));
+  before.Wait();  // A worker may still sleep in it.
   CHECK(parts == workers);
   while (!held.expired() && NowNs() < deadline) SleepUs(100);
   CHECK(held.expired());
