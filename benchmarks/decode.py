@@ -26,13 +26,14 @@ import gpu_memory
 import jax
 import jax.numpy as jnp
 import numpy as np
+import options
 import record
 from ceilings import GB, Ceilings
 from filled import TELL_S, fill, phases, placed_bytes
 
-from wscope_jax import Engine, Sampling, configurations, models, policies
+from wscope_jax import Engine, Sampling, configurations, models
 from wscope_jax.layout import Region
-from wscope_jax.policies import Policy, WriteScope
+from wscope_jax.policies import Policy
 from wscope_jax.sampling import Rows, row_operands
 from wscope_jax.steps import Steps
 
@@ -45,29 +46,29 @@ SMALL = {  # with --quick, those of them that the family's configurations have
 
 
 def arguments() -> argparse.Namespace:
-    parser = record.parser(__doc__, "a small model, a short cache")
+    parser = options.parser(__doc__, "a small model, a short cache")
     parser.add_argument("--model", default="qwen3-30b-a3b", help="name of a configuration")
     parser.add_argument(
-        "--layers", type=int, help="fewer layers than the configuration has, to fit host memory"
+        "--layers",
+        type=options.count,
+        help="fewer layers than the configuration has, to fit host memory",
     )
-    parser.add_argument("--batch", type=int, default=8)
-    parser.add_argument("--context", default="8192", help="tokens of a row, a list")
-    parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
-    parser.add_argument("--shares", default="", help="a list of fixed shares to run too")
+    parser.add_argument("--batch", type=options.count, default=8)
     parser.add_argument(
-        "--spare-gigabytes", type=float, default=0.0, help="that windows may take beyond D"
+        "--context", type=options.counts, default="8192", help="tokens of a row, a list"
     )
-    args = parser.parse_args()
-    if args.quick:
-        args.batch, args.context, args.steps = 2, "1024", 20
-    return args
+    parser.add_argument("--steps", type=options.count, default=60)
+    options.add_policies(parser, resident=True)
+    parser.add_argument(
+        "--spare-gigabytes", type=options.size, default=0.0, help="that windows may take beyond D"
+    )
+    return options.parse(parser, batch=2, context="1024", steps=20, layers=2)
 
 
 def build(args: argparse.Namespace) -> Any:
     """The configuration's model with random weights, as `wscope generate --random-weights` draws them."""
     _, config = configurations.read_alone(args.model)
-    changes: dict[str, Any] = {"num_layers": 2 if args.quick else args.layers or config.num_layers}
+    changes: dict[str, Any] = {"num_layers": args.layers or config.num_layers}
     if args.quick:
         changes |= {name: small for name, small in SMALL.items() if hasattr(config, name)}
     return models.random(dataclasses.replace(config, **changes), 0, "bfloat16")
@@ -184,13 +185,12 @@ class Bench:
         """All rows of one context."""
         self.context = context
         rows: list[dict[str, Any]] = []
-        for name in filter(None, self.args.policies.split(",")):
+        for name, policy in self.args.policies.items():
             if name == "write_scope":
                 self.settle()
-            chosen = self.write_scope if name == "write_scope" else policies.choose(name)
-            rows += self.measure(name, chosen)
-        for share in filter(None, self.args.shares.split(",")):
-            rows += self.measure(f"share_{share}", WriteScope(share=float(share)))
+            rows += self.measure(name, self.write_scope if name == "write_scope" else policy)
+        for share, policy in self.args.shares.items():
+            rows += self.measure(f"share_{share}", policy)
         return rows
 
     def row(
@@ -199,9 +199,9 @@ class Bench:
         """The row of a policy's steps, but for the first ones."""
         host, pinned = placed[Region.UNPINNED], placed[Region.PINNED]
         ceil = self.ceilings
-        readers = {"gpu_only": ceil["link"], "cpu_only": ceil["cpu"], "resident": 0.0}
+        readers = {"gpu_only": ceil["link"], "cpu_only": ceil["cpu"]}
         reader = GB * readers.get(name, statistics.median(ceil.both()))
-        ceiling = (host + pinned) / reader if reader else 0.0
+        ceiling = 1e3 * (host + pinned) / reader if host + pinned else None
         samples = [1e3 * s for s in seconds[len(seconds) // 3 :]]
         words = ", ".join(f"{phase} {ms:.2f} ms" for phase, ms in phases(timings).items())
         rate = self.args.batch / statistics.median(samples) * 1e3
@@ -210,7 +210,7 @@ class Bench:
             flush=True,
         )
         ceil.tell()
-        return record.row(self.case(), f"wscope/{name}", samples, "ms", 1e3 * ceiling)
+        return record.row(self.case(), f"wscope/{name}", samples, "ms", ceiling)
 
 
 def steps(eng: Engine, cache: Any, rows: Rows, count: int) -> Iterator[float]:
@@ -234,14 +234,13 @@ def steps(eng: Engine, cache: Any, rows: Rows, count: int) -> Iterator[float]:
 
 def main() -> None:
     args = arguments()
-    contexts = [int(context) for context in args.context.split(",")]
     with record.kept(args.json) as rows:
         bench = Bench(args)
-        for context in contexts:
+        for context in args.context:
             rows += bench.run(context)
         bench.eng.close()
 
 
 if __name__ == "__main__":
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.85")
-    main()
+    options.run(main)

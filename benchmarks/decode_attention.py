@@ -16,12 +16,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
+import options
 import record
 from ceilings import GB, Ceilings
 from filled import Setup, filled_together, phases, placed_bytes
 
 from tests.cases import CASES
-from wscope_jax import calibration, machine, policies
+from wscope_jax import calibration, machine
 from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS
@@ -38,40 +39,32 @@ Rows = list[dict[str, Any]]
 
 
 def arguments() -> argparse.Namespace:
-    parser = record.parser(__doc__)
+    parser = options.parser(__doc__)
     parser.add_argument("--case", choices=CASES, default="gqa8_d128")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--context", default="8192,16384,32768", help="tokens of a row, a list")
-    parser.add_argument("--layers", type=int, default=8, help=f"fewer, but {LEAST_LAYERS}, if long")
-    parser.add_argument("--gigabytes", type=float, default=6, help="of each cache, about")
-    parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only", help="that place")
-    parser.add_argument("--share", type=float, help="of the CPU in write_scope, instead of its own")
-    parser.add_argument("--shares", default="", help="a list of fixed shares to run too")
-    parser.add_argument("--chunk-entries", type=int, default=CHUNK_ENTRIES, help="of the link")
-    parser.add_argument("--seconds", type=float, default=1.5, help="of steps measured per policy")
-    args = parser.parse_args()
-    if args.quick:
-        quick: dict[str, Any] = {"batch": 4, "context": "2048", "layers": 4, "seconds": 1.0}
-        quick["chunk_entries"] = 2 * WINDOW
-        for name, value in quick.items():  # what was asked for stays
-            if getattr(args, name) == parser.get_default(name):
-                setattr(args, name, value)
-    try:
-        args.contexts = [int(context) for context in args.context.split(",")]
-        args.fixed = {name: WriteScope(share=float(name)) for name in listed(args.shares)}
-        args.others = {name: policies.choose(name) for name in listed(args.policies)}
-    except ValueError as error:  # a UsageError, too
-        parser.error(str(error))
-    if odd := {"resident", "auto"} & set(args.others):
-        parser.error(f"--policies: {', '.join(odd)}: a policy that places blocks is wanted")
-    if min(args.contexts) < WINDOW or args.batch < 1 or args.layers < 1:
-        parser.error(f"at least a row, a layer and {WINDOW} tokens, a block, are needed")
+    parser.add_argument("--batch", type=options.count, default=32)
+    parser.add_argument(
+        "--context", type=options.counts, default="8192,16384,32768", help="tokens of a row, a list"
+    )
+    parser.add_argument(
+        "--layers", type=options.count, default=8, help=f"fewer, but {LEAST_LAYERS}, if long"
+    )
+    parser.add_argument("--gigabytes", type=options.size, default=6.0, help="of each cache, about")
+    options.add_policies(parser)
+    parser.add_argument(
+        "--share", type=options.share, help="of the CPU in write_scope, instead of its own"
+    )
+    parser.add_argument(
+        "--chunk-entries", type=options.count, default=CHUNK_ENTRIES, help="of the link"
+    )
+    parser.add_argument(
+        "--seconds", type=options.size, default=1.5, help="of steps measured per policy"
+    )
+    args = options.parse(
+        parser, batch=4, context="2048", layers=4, seconds=1.0, chunk_entries=2 * WINDOW
+    )
+    if min(args.context) < WINDOW:
+        parser.error(f"--context: at least {WINDOW} tokens, a block, are needed")
     return args
-
-
-def listed(names: str) -> list[str]:
-    """Names between commas."""
-    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 class Bench:
@@ -219,9 +212,9 @@ class Bench:
         self.rates = {}
         self.ceilings.clear()
         print(f"{args.case}, batch {args.batch}, context {context}, {self.layers} layers")
-        chosen: dict[str, Policy] = {n: p for n, p in args.others.items() if n != "write_scope"}
-        chosen |= {f"share_{share}": policy for share, policy in args.fixed.items()}
-        settles = "write_scope" in args.others
+        chosen: dict[str, Policy] = {n: p for n, p in args.policies.items() if n != "write_scope"}
+        chosen |= {f"share_{share}": policy for share, policy in args.shares.items()}
+        settles = "write_scope" in args.policies
         self.require_room(len(chosen) + settles)
         if settles:
             self.settle(list(chosen.values()))
@@ -267,11 +260,11 @@ def main() -> None:
     ceilings = Ceilings.make(args.quick, int(args.gigabytes * GB))
     bench = Bench(args, ceilings)
     with record.kept(args.json) as rows:
-        for context in args.contexts:
+        for context in args.context:
             began = time.perf_counter()
             rows += bench.run(context)
             print(f"  {time.perf_counter() - began:.0f} s in all")
 
 
 if __name__ == "__main__":
-    main()
+    options.run(main)

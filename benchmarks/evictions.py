@@ -19,6 +19,7 @@ import statistics
 import time
 from typing import Any, NamedTuple
 
+import options
 import record
 from ceilings import GB, Ceilings
 from decode import open_engine, steps
@@ -32,20 +33,24 @@ BAR = 0.02  # of the steps' time
 
 
 def arguments() -> argparse.Namespace:
-    parser = record.parser(__doc__, "a small model, small windows")
+    parser = options.parser(__doc__, "a small model, small windows")
     parser.add_argument("--model", default="qwen3-30b-a3b", help="name of a configuration")
-    parser.add_argument("--layers", type=int, help="fewer layers than the configuration has")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--context", type=int, default=2048, help="tokens of a prompt")
-    parser.add_argument("--rounds", type=int, default=5, help="of D steps, the first not counted")
-    parser.add_argument("--window", type=int, default=256, help="D")
-    parser.add_argument("--chunk-entries", type=int, default=4096, help="of the link")
-    parser.add_argument("--share", type=float, help="of the CPU, instead of what calibration says")
-    args = parser.parse_args()
-    if args.quick:
-        args.batch, args.context, args.window, args.chunk_entries = 4, 256, 32, 128
-        args.rounds = 7
-    return args
+    parser.add_argument(
+        "--layers", type=options.count, help="fewer layers than the configuration has"
+    )
+    parser.add_argument("--batch", type=options.count, default=32)
+    parser.add_argument("--context", type=options.count, default=2048, help="tokens of a prompt")
+    parser.add_argument(
+        "--rounds", type=options.count, default=5, help="of D steps, the first not counted"
+    )
+    parser.add_argument("--window", type=options.count, default=256, help="D")
+    parser.add_argument("--chunk-entries", type=options.count, default=4096, help="of the link")
+    parser.add_argument(
+        "--share", type=options.share, help="of the CPU, instead of what calibration says"
+    )
+    return options.parse(
+        parser, layers=2, batch=4, context=256, window=32, chunk_entries=128, rounds=7
+    )
 
 
 class Step(NamedTuple):
@@ -197,4 +202,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.85")
-    main()
+    options.run(main)

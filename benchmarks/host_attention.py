@@ -11,6 +11,7 @@ import os
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # huge pages for torch too
 
+import argparse
 import ctypes
 import faulthandler
 import importlib.util
@@ -21,6 +22,7 @@ from typing import Any, Final
 
 import ml_dtypes
 import numpy as np
+import options
 import peers
 import record
 
@@ -29,7 +31,8 @@ from wscope_jax import _ffi
 
 BLOCK: Final = 256
 ROWS: Final = 4  # sequences
-CASE_NAMES: Final = ("gqa8_d128", "gqa4_d128", "mla16_576", "v4_64_512")
+SMALL_CASES: Final = ("gqa8_d128", "gqa4_d128", "mla16_576")  # that other implementations know
+CASE_NAMES: Final = (*SMALL_CASES, "v4_64_512")
 PR_SET_THP_DISABLE: Final = 41
 
 
@@ -231,12 +234,12 @@ def run_case(
     return rows
 
 
-def small_pages(quick: bool, threads: int) -> list[dict[str, Any]]:
+def small_pages(names: list[str], quick: bool, threads: int) -> list[dict[str, Any]]:
     """The chosen kernel on 4 KiB pages; to be called last: the process has no huge pages afterwards."""
     if ctypes.CDLL(None).prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0) != 0:
         return []
     rows = []
-    for name in CASE_NAMES[:1] if quick else CASE_NAMES[:3]:
+    for name in names[:1] if quick else names:
         megabytes, layers = (132, 6) if threads == 1 else (512, 3)
         clock = 1 if threads == 1 else 0
         setup = Setup(CASES[name], "bfloat16", megabytes << 20, layers)
@@ -250,26 +253,42 @@ def small_pages(quick: bool, threads: int) -> list[dict[str, Any]]:
     return rows
 
 
+def arguments() -> argparse.Namespace:
+    parser = options.parser(__doc__)
+    parser.add_argument(
+        "--cases", type=options.words, default=",".join(CASE_NAMES), help="a list of shapes"
+    )
+    cores = len(os.sched_getaffinity(0))
+    parser.add_argument(
+        "--threads",
+        type=options.count,
+        default=cores - 1 if cores > 4 else 1,
+        help="workers (default: all cores but one, or one where there are few)",
+    )
+    parser.add_argument("--without-torch", action="store_true", help="and what comes with it")
+    args = options.parse(parser, cases=",".join(SMALL_CASES))
+    if unknown := set(args.cases) - set(CASE_NAMES):
+        parser.error(f"--cases: {', '.join(sorted(unknown))} is none of {', '.join(CASE_NAMES)}")
+    return args
+
+
 def main() -> None:
-    args = record.parser(__doc__).parse_args()
-    threads = int(os.environ.get("WSCOPE_BENCH_THREADS", "0"))
-    if threads < 1:
-        cores = len(os.sched_getaffinity(0))
-        threads = cores - 1 if cores > 4 else 1
+    args = arguments()
+    threads, small = args.threads, [name for name in args.cases if name in SMALL_CASES]
     _ffi.start_workers(threads)
     print(f"{threads} worker(s), instruction sets: {', '.join(_ffi.isas())}")
     faulthandler.enable()  # after the module has asked for AMX: its signal stack is small
-    has_torch = os.environ.get("WSCOPE_BENCH_TORCH", "1") != "0"
+    has_torch = not args.without_torch and importlib.util.find_spec("torch") is not None
     with record.kept(args.json) as rows:
-        for name in CASE_NAMES[:3] if args.quick else CASE_NAMES:
+        for name in args.cases:
             rows += run_case(name, "bfloat16", args.quick, threads, with_torch=False)
-        if not args.quick:
+        if not args.quick and "gqa8_d128" in args.cases:
             rows += run_case("gqa8_d128", "float32", args.quick, threads, with_torch=False)
-        if has_torch and importlib.util.find_spec("torch"):
-            for name in CASE_NAMES[:3]:
+        if has_torch:
+            for name in small:
                 rows += run_case(name, "bfloat16", args.quick, threads, with_torch=True)
-        rows += small_pages(args.quick, threads)
+        rows += small_pages(small, args.quick, threads)
 
 
 if __name__ == "__main__":
-    main()
+    options.run(main)

@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Final, NamedTuple
 
+import options
 import record
 from ceilings import GB, Ceilings
 from copies import Copies
@@ -49,22 +50,32 @@ Series = list[tuple[float, float]]  # seconds from the onset, share of the CPU
 
 
 def arguments() -> argparse.Namespace:
-    parser = record.parser(__doc__)
+    parser = options.parser(__doc__)
     parser.add_argument("--case", choices=CASES, default="gqa8_d128")
-    parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--context", type=int, default=8192, help="tokens of a row")
-    parser.add_argument("--layers", type=int, default=8)
-    parser.add_argument("--chunk-entries", type=int, default=CHUNK_ENTRIES, help="of the link")
-    parser.add_argument("--loads", default="readers,copies", help=f"a list of {', '.join(LOADS)}")
-    parser.add_argument("--readers", type=int, help="processes (default: half of the cores)")
-    parser.add_argument("--groups", type=int, default=40, help=f"of {GROUP} steps, each phase")
-    args = parser.parse_args()
-    if unknown := set(args.loads.split(",")) - set(LOADS):
+    parser.add_argument("--batch", type=options.count, default=32)
+    parser.add_argument("--context", type=options.count, default=8192, help="tokens of a row")
+    parser.add_argument("--layers", type=options.count, default=8)
+    parser.add_argument(
+        "--chunk-entries", type=options.count, default=CHUNK_ENTRIES, help="of the link"
+    )
+    parser.add_argument(
+        "--loads",
+        type=options.words,
+        default="readers,copies",
+        help=f"a list of {', '.join(LOADS)}",
+    )
+    parser.add_argument(
+        "--readers", type=options.count, help="processes (default: half of the cores)"
+    )
+    parser.add_argument(
+        "--groups", type=options.count, default=40, help=f"of {GROUP} steps, each phase"
+    )
+    args = options.parse(
+        parser, batch=4, context=2048, layers=LEAST_LAYERS, groups=10, chunk_entries=2 * WINDOW
+    )
+    if unknown := set(args.loads) - set(LOADS):
         parser.error(f"--loads: {', '.join(sorted(unknown))} is none of {', '.join(LOADS)}")
     args.share = None  # of `Bench`: its own
-    if args.quick:
-        args.batch, args.context, args.layers = 4, 2048, LEAST_LAYERS
-        args.groups, args.chunk_entries = 10, 2 * WINDOW
     return args
 
 
@@ -220,7 +231,9 @@ class LoadBench(Bench):
         old, new = statistics.median(old_s), statistics.median(new_s)
         saved, foreseen = 1 - new / old, 1 - limits[1] / limits[0]
         verdict = "the load hardly shifts the balance: nothing to judge"
-        if foreseen >= LEAST:
+        if self.args.quick:
+            verdict = "too few steps to judge"
+        elif foreseen >= LEAST:
             reached = saved / foreseen
             verdict = f"{reached:.2f} of the predicted gain, {BAR} {'' if reached >= BAR else 'NOT '}reached"
         print(
@@ -264,9 +277,9 @@ def main() -> None:
         ceilings.tell()
         bench = LoadBench(args, ceilings)
         bench.settle()
-        for kind in args.loads.split(","):
+        for kind in args.loads:
             rows += bench.run_under(kind)
 
 
 if __name__ == "__main__":
-    main()
+    options.run(main)

@@ -19,6 +19,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
+import options
 import record
 
 from tests.cases import CASES
@@ -107,7 +108,7 @@ def balance(link: int) -> int:
 
 
 def main() -> None:
-    args = record.parser(__doc__).parse_args()
+    args = options.parser(__doc__).parse_args()
     from wscope_jax import _ffi
 
     _ffi.start_workers(1)
@@ -134,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    options.run(main)

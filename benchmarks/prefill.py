@@ -13,23 +13,24 @@ from typing import Any
 
 import jax
 import numpy as np
+import options
 import record
 from decode import build
 
-from wscope_jax import Engine, InplaceKVCache, policies
+from wscope_jax import Engine, InplaceKVCache
+from wscope_jax.policies import Policy, Resident
 
 
 def arguments() -> argparse.Namespace:
-    parser = record.parser(__doc__, "a small model, a short prompt")
+    parser = options.parser(__doc__, "a small model, a short prompt")
     parser.add_argument("--model", default="qwen3-30b-a3b", help="name of a configuration")
-    parser.add_argument("--layers", type=int, help="fewer layers than the configuration has")
-    parser.add_argument("--context", type=int, default=8192, help="tokens of a prompt")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--policies", default="write_scope,gpu_only,cpu_only")
-    args = parser.parse_args()
-    if args.quick:
-        args.context, args.rounds = 2048, 3
-    return args
+    parser.add_argument(
+        "--layers", type=options.count, help="fewer layers than the configuration has"
+    )
+    parser.add_argument("--context", type=options.count, default=8192, help="tokens of a prompt")
+    parser.add_argument("--rounds", type=options.count, default=5)
+    options.add_policies(parser)
+    return options.parse(parser, layers=2, context=2048, rounds=3)
 
 
 def prefill_s(eng: Engine, cache: InplaceKVCache, ids: list[int]) -> float:
@@ -45,16 +46,17 @@ def main() -> None:
     args = arguments()
     eng = Engine(build(args), policy="write_scope", window=256)
     ids = np.random.default_rng(0).integers(0, eng.model.vocab_size, args.context).tolist()
-    names = ["resident", *args.policies.split(",")]
-    rates: dict[str, list[float]] = {name: [] for name in names}
+    chosen: dict[str, Policy] = {"resident": Resident(), **args.policies}
+    chosen |= {f"share_{share}": policy for share, policy in args.shares.items()}
+    rates: dict[str, list[float]] = {name: [] for name in chosen}
     with contextlib.ExitStack() as stack:
         caches: dict[str, Any] = {}
-        for name in names:
-            policy = eng.policy if name == "write_scope" else policies.choose(name)
+        for name, policy in chosen.items():
+            policy = eng.policy if name == "write_scope" else policy
             caches[name] = stack.enter_context(eng._caches.make(1, args.context + 256, policy))
             prefill_s(eng, caches[name], ids)
         for _ in range(args.rounds):
-            for name in names:
+            for name in chosen:
                 rates[name].append(args.context / prefill_s(eng, caches[name], ids))
     ceiling = statistics.median(rates["resident"])
     case = f"{args.model}_{args.context}"
@@ -67,4 +69,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    options.run(main)

@@ -1,6 +1,5 @@
 """What every benchmark prints and writes: one table, and one JSON object a row."""
 
-import argparse
 import contextlib
 import datetime
 import importlib.metadata
@@ -8,35 +7,30 @@ import json
 import os
 import platform
 import shlex
-import signal
 import statistics
 import subprocess
 import sys
-from argparse import ArgumentParser
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
-
-def parser(doc: str | None, quick: str = "end within a minute on 2 cores") -> ArgumentParser:
-    """The two options that every benchmark has; `quick` says what the first one does."""
-    made = ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--quick", action="store_true", help=quick)
-    made.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    return made
+COSTS: Final = ("s", "ms", "us", "ns", "MB")  # units of which less is better
 
 
 def row(
-    case: str, implementation: str, samples: Sequence[float], unit: str, ceiling: float
+    case: str, implementation: str, samples: Sequence[float], unit: str, ceiling: float | None
 ) -> dict[str, Any]:
-    """One row: the median of `samples` beside its ceiling from the same run.
+    """One row: the median of `samples` beside its ceiling from the same run, None where it has none.
 
     `share` is value / ceiling for rates and ceiling / value for times and sizes: higher is better. `spread` is
-    the distance between the quartiles over the median.
+    the distance between the quartiles over the median. Either is None where it says nothing: without a ceiling, and
+    where what is left of a difference is not above 0.
     """
     value = statistics.median(samples)
     quartiles = statistics.quantiles(samples, n=4) if len(samples) > 1 else [value] * 3
-    is_cost = unit in ("s", "ms", "us", "ns", "MB")
+    share = None
+    if ceiling is not None and value > 0:
+        share = ceiling / value if unit in COSTS else value / ceiling
     return {
         "benchmark": Path(sys.argv[0]).stem,
         "case": case,
@@ -44,10 +38,15 @@ def row(
         "value": value,
         "unit": unit,
         "ceiling": ceiling,
-        "share": ceiling / value if is_cost else value / ceiling,
-        "spread": (quartiles[2] - quartiles[0]) / value,
+        "share": share,
+        "spread": (quartiles[2] - quartiles[0]) / value if value > 0 else None,
         "runs": len(samples),
     }
+
+
+def _shown(number: float | None, form: str) -> str:
+    """The number, or a dash as wide."""
+    return "-".rjust(int(form.partition(".")[0])) if number is None else format(number, form)
 
 
 @contextlib.contextmanager
@@ -57,15 +56,9 @@ def kept(path: Path | None) -> Iterator[list[dict[str, Any]]]:
     What a run that has no row yet was to replace stays.
     """
     rows: list[dict[str, Any]] = []
-
-    def leave(*_: object) -> None:
-        sys.exit("terminated")
-
-    before = signal.signal(signal.SIGTERM, leave)
     try:
         yield rows
     finally:
-        signal.signal(signal.SIGTERM, before)
         if rows:
             finish(rows, path)
 
@@ -105,7 +98,8 @@ def finish(rows: Sequence[dict[str, Any]], path: Path | None) -> None:
     for r in rows:
         print(
             f"{r['case']:24} {r['implementation']:28} {r['value']:12.4g} {r['unit']:6} "
-            f"ceiling {r['ceiling']:10.4g}  share {r['share']:6.3f}  spread {r['spread']:.3f}  runs {r['runs']}"
+            f"ceiling {_shown(r['ceiling'], '10.4g')}  share {_shown(r['share'], '6.3f')}  "
+            f"spread {_shown(r['spread'], '5.3f')}  runs {r['runs']}"
         )
     if path is None:
         return

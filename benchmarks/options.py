@@ -1,0 +1,130 @@
+"""What every benchmark is asked: options checked before it starts, and an end in one line where it cannot go on."""
+
+import argparse
+import os
+import signal
+import sys
+from argparse import ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from wscope_jax import arguments, policies
+from wscope_jax.errors import CapacityError, UsageError, WscopeError, is_out_of_memory
+from wscope_jax.policies import Policy, WriteScope
+
+INTERRUPTED: Final = 130
+
+
+def parser(doc: str | None, quick: str = "end within a minute on 2 cores") -> ArgumentParser:
+    """The two options that every benchmark has; `quick` says what the first one does."""
+    made = ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--quick", action="store_true", help=quick)
+    made.add_argument("--json", type=output, metavar="FILE", help="write the rows there")
+    return made
+
+
+def parse(made: ArgumentParser, **quick: Any) -> Namespace:
+    """The options; with --quick those that were not given are these."""
+    args = made.parse_args()
+    if args.quick:
+        made.set_defaults(**quick)
+        args = made.parse_args()
+    return args
+
+
+def _checked(check: Callable[..., Any], *limits: Any) -> Any:
+    try:
+        return check("value", *limits)
+    except UsageError as error:
+        raise ArgumentTypeError(str(error).removeprefix("value: ")) from None
+
+
+def output(text: str) -> Path:
+    """A file that can be written, known before hours are spent on what goes there."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ArgumentTypeError(f"{text} cannot be written")
+    return path
+
+
+def count(text: str) -> int:
+    """An integer of at least 1."""
+    return int(_checked(arguments.integer, _number(int, text), 1))
+
+
+def counts(text: str) -> list[int]:
+    """Such integers between commas, at least one of them."""
+    return [count(word) for word in words(text) or [text]]
+
+
+def size(text: str) -> float:
+    """A number of at least 0: gigabytes, seconds."""
+    return float(_checked(arguments.number, _number(float, text), 0.0, 1e9))
+
+
+def share(text: str) -> float:
+    """A share, from 0 to 1."""
+    return float(_checked(arguments.number, _number(float, text), 0.0, 1.0))
+
+
+def shares(text: str) -> dict[str, WriteScope]:
+    """Policies with the fixed shares between the commas, by what was typed."""
+    return {word: WriteScope(share=share(word)) for word in words(text)}
+
+
+def add_policies(made: ArgumentParser, *, resident: bool = False) -> None:
+    """--policies and --shares, dicts of policies by name; `resident`, which places no blocks, may be among them."""
+    known = [name for name in policies.BY_NAME if resident or name != "resident"]
+
+    def by_name(text: str) -> dict[str, Policy]:
+        if odd := [name for name in words(text) if name not in known]:
+            raise ArgumentTypeError(f"{', '.join(odd)}: not one of {', '.join(known)}")
+        return {name: policies.choose(name) for name in words(text)}
+
+    made.add_argument(
+        "--policies",
+        type=by_name,
+        default="write_scope,gpu_only,cpu_only",
+        help=f"a list of {', '.join(known)}",
+    )
+    made.add_argument("--shares", type=shares, default="", help="a list of fixed shares to run too")
+
+
+def words(text: str) -> list[str]:
+    """What stands between commas; nothing in an empty text."""
+    found = [word.strip() for word in text.split(",")] if text.strip() else []
+    if not all(found):
+        raise ArgumentTypeError(f"expected a list with one comma between two, got {text!r}")
+    return found
+
+
+def _number(kind: type[int] | type[float], text: str) -> Any:
+    """What the text says, or the text, which the check refuses."""
+    try:
+        return kind(text)
+    except ValueError:
+        return text
+
+
+def run(main: Callable[[], None]) -> None:
+    """Runs a benchmark. A user's mistake, a lack of room and a signal end it in one line."""
+
+    def terminate(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, terminate)
+    name = Path(sys.argv[0]).stem
+    try:
+        main()
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        sys.exit(INTERRUPTED)
+    except WscopeError as error:
+        print(f"{name}: {error}", file=sys.stderr)
+        sys.exit(error.exit_code)
+    except Exception as error:
+        if not is_out_of_memory(error):
+            raise
+        print(f"{name}: out of memory: {str(error).partition(chr(10))[0]}", file=sys.stderr)
+        sys.exit(CapacityError.exit_code)
