@@ -15,7 +15,12 @@ FLOAT32: Final = (2.0**-126, 2.0**127)  # within the range of its normal numbers
 
 def shown(given: Any) -> str:
     """What a caller gave, as one short line."""
-    return " ".join(f"{given!r:.60}".split())
+    try:
+        return " ".join(f"{given!r:.60}".split())
+    except (
+        Exception
+    ):  # of somebody's class, or Python's: an integer may have too many digits to write
+        return f"an object of type {type(given).__name__}"
 
 
 def integer(name: str, given: Any, least: int, most: int | None = None) -> int:
@@ -53,12 +58,33 @@ def number(name: str, given: Any, least: float, most: float, *, above_least: boo
     Raises:
         UsageError: another type, not a number, or outside the range.
     """
-    is_number = isinstance(given, numbers.Real) and not isinstance(given, bool)
-    value = float(given) if is_number else math.nan
+    value = _float(given) if _is_real(given) else math.nan
     if not least <= value <= most or (above_least and value == least):
         sides = f"above {least:g}, up to {most:g}" if above_least else f"{least:g} to {most:g}"
         raise UsageError(f"{name}: expected a number {sides}, got {shown(given)}")
     return value
+
+
+def real(name: str, given: Any) -> float:
+    """A real number of any type, infinite and not a number too, as a float.
+
+    Raises:
+        UsageError: another type.
+    """
+    if not _is_real(given):
+        raise UsageError(f"{name}: expected a number, got {shown(given)}")
+    return _float(given)
+
+
+def _is_real(given: Any) -> bool:
+    return isinstance(given, numbers.Real) and not isinstance(given, bool)
+
+
+def _float(given: Any) -> float:
+    try:
+        return float(given)
+    except OverflowError:  # an integer or a fraction beyond all floats
+        return math.inf if given > 0 else -math.inf
 
 
 def scale(given: Any) -> float:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from wscope_jax.arguments import integer
+from wscope_jax.arguments import integer, shown
 from wscope_jax.errors import UsageError
 from wscope_jax.sampling import Sampling
 from wscope_jax.token_ids import Prompt, prompt_ids
@@ -64,7 +64,7 @@ def _settings(sampling: Any, num_prompts: int) -> list[Sampling]:
         return [sampling or Sampling()] * num_prompts
     if not isinstance(sampling, Sequence) or not all(isinstance(s, Sampling) for s in sampling):
         raise UsageError(
-            f"sampling: expected Sampling(...), or a list of them, got {sampling!r:.60}"
+            f"sampling: expected Sampling(...), or a list of them, got {shown(sampling)}"
         )
     if len(sampling) != num_prompts:
         raise UsageError(

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Final
 
-from wscope_jax.arguments import integer
+from wscope_jax.arguments import integer, shown
 from wscope_jax.errors import CapacityError, UsageError
 from wscope_jax.layout import PING_PONG_SLOTS, WINDOW_SPARE, Stream, check_window
 from wscope_jax.search import largest
@@ -44,7 +44,7 @@ class PlannedStream(Stream):
     def __post_init__(self) -> None:
         if not re.fullmatch(r"placed|resident|sliding\([1-9][0-9]*\)", self.kind):
             raise UsageError(
-                f"kind: expected 'placed', 'resident' or 'sliding(n)', got {self.kind!r}"
+                f"kind: expected 'placed', 'resident' or 'sliding(n)', got {shown(self.kind)}"
             )
 
 

@@ -128,7 +128,7 @@ class Stream:
         instance("kind", self.kind, str, "'placed'")
         if self.kind != "placed":
             raise NotImplementedError(
-                f"kind: only 'placed' streams are supported, got {self.kind!r}"
+                f"kind: only 'placed' streams are supported, got {shown(self.kind)}"
             )
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from wscope_jax.arguments import integer
+from wscope_jax.arguments import integer, shown
 from wscope_jax.errors import UsageError
 from wscope_jax.evictions import Route
 from wscope_jax.footprint import LAYERS_IN_FLIGHT
@@ -71,7 +71,7 @@ class Prompts:
         """
         missing = self._of(row)
         if not isinstance(layers, Sequence) or isinstance(layers, str):
-            raise UsageError(f"layers: expected a list of layers, got {layers!r:.60}")
+            raise UsageError(f"layers: expected a list of layers, got {shown(layers)}")
         numbers = [integer("layers", layer, 0, self._num_layers - 1) for layer in layers]
         for at, layer in enumerate(numbers):
             if layer not in missing or layer in numbers[:at]:

@@ -10,7 +10,7 @@ import math
 import statistics
 from typing import Final
 
-from wscope_jax.arguments import instance, number
+from wscope_jax.arguments import instance, number, real
 
 LEAST_COST_S: Final = 1e-13  # per entry; no memory is so fast, a clock is wrong
 MOST_COST_S: Final = 10.0  # per entry and for a fixed cost; above it likewise
@@ -41,6 +41,9 @@ class StepTiming:
         host_entries: entries that the CPU attended to.
         streamed_entries: entries that went over the link.
         jobs: number of such pairs.
+
+    Raises:
+        UsageError: One of them is no number. Any number is taken; `Roofline.observe` ignores what cannot be a time.
     """
 
     cpu_ns: float
@@ -51,6 +54,10 @@ class StepTiming:
     host_entries: int
     streamed_entries: int
     jobs: int
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            real(field.name, getattr(self, field.name))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

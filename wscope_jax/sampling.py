@@ -15,7 +15,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float32, Int32, UInt32
 
-from wscope_jax.arguments import MOST_SEED, integer, number
+from wscope_jax.arguments import MOST_SEED, integer, number, shown
 from wscope_jax.errors import UsageError
 
 MOST_INT32: Final = 2**31 - 1
@@ -64,7 +64,7 @@ class Sampling:
         self._check_number("min_p", 0.0, 1.0)
         self._check_integer("seed", 0, MOST_SEED)
         if not isinstance(self.ignore_eos, bool):
-            raise UsageError(f"ignore_eos: expected True or False, got {self.ignore_eos!r}")
+            raise UsageError(f"ignore_eos: expected True or False, got {shown(self.ignore_eos)}")
         self._check_stop()
 
     def _check_integer(self, name: str, least: int, most: int) -> None:
@@ -80,14 +80,14 @@ class Sampling:
     def _check_stop(self) -> None:
         if not isinstance(self.stop, tuple):
             raise UsageError(
-                f"stop: expected a tuple of strings such as ('END',), got {self.stop!r:.80}"
+                f"stop: expected a tuple of strings such as ('END',), got {shown(self.stop)}"
             )
         if len(self.stop) > MOST_STOPS:
             raise UsageError(f"stop: expected at most {MOST_STOPS} strings, got {len(self.stop)}")
         for string in self.stop:
             if not isinstance(string, str) or not 1 <= len(string) <= MOST_STOP_LENGTH:
                 raise UsageError(
-                    f"stop: expected 1 to {MOST_STOP_LENGTH} characters a string, got {string!r:.60}"
+                    f"stop: expected 1 to {MOST_STOP_LENGTH} characters a string, got {shown(string)}"
                 )
 
 

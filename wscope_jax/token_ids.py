@@ -109,5 +109,5 @@ def _integer(value: Any, at: int, number: int) -> int:
         return operator.index(value)
     except TypeError:
         raise UsageError(
-            f"tokens: {value!r:.60} at index {at} of prompt {number} is no token id; give integers"
+            f"tokens: {shown(value)} at index {at} of prompt {number} is no token id; give integers"
         ) from None

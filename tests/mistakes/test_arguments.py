@@ -1,5 +1,6 @@
 """Arguments of a wrong type: a UsageError of one line that begins with the argument's name, before anything runs."""
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -20,11 +21,22 @@ from wscope_jax import (
     policies,
 )
 from wscope_jax.errors import UsageError
+from wscope_jax.roofline import StepTiming
 
 DIRECTORY = CHECKPOINTS["qwen3_moe"]
 ONE = Sampling(max_new_tokens=1)
+HUGE = 10**5000  # no float is so large, and Python writes no integer of so many digits
+
+
+class Mute:
+    """An object that cannot say what it is."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("mute")
+
+
 # None of these is a number, a policy, a model, a path ...
-WRONG = (1 + 2j, object(), object, b"x", [[]], {"a": 1}, np.zeros((2, 3)), lambda: 1, Sampling)
+WRONG = (1 + 2j, Mute(), object, b"x", [[]], {"a": 1}, np.zeros((2, 3)), lambda: 1, Sampling)
 LAYOUT = EntryLayout(num_kv_heads=2, key_dim=16, value_dim=16)
 COSTS = {"cpu_s_per_entry": 1e-6, "link_s_per_entry": 1e-6}
 
@@ -130,11 +142,14 @@ def test_values() -> None:
     refuses("value_in_key", lambda value: EntryLayout(**sizes, value_in_key=value), (1, None))
     refuses("kind", lambda value: Stream(LAYOUT, value), (None,))
     for name in ("cpu_s_per_entry", "link_fixed_s", "nudge"):
-        refuses(name, lambda value, name=name: Roofline(**{**COSTS, name: value}), ("x", True, 2e3))
+        refuses(name, lambda value, name=name: Roofline(**{**COSTS, name: value}), ("x", HUGE, 2e3))
     for name in ("cpu_samples", "link_samples", "nudge_samples"):
-        wrong = ("x", True, (math.inf,) * 5, (1e308,))
+        wrong = ("x", True, (math.inf,) * 5, (1e308,), (-HUGE,))
         refuses(name, lambda value, name=name: Roofline(**{**COSTS, name: value}), wrong)
     refuses("num_placed", Roofline(**COSTS).cpu_share, ("x", None, -1))
+    times = dict.fromkeys((field.name for field in dataclasses.fields(StepTiming)), 1)
+    for name in times:
+        refuses(name, lambda value, name=name: StepTiming(**{**times, name: value}), ("x", None))
     refuses("timing", Roofline(**COSTS).observe, (3, None))
     refuses("policy", policies.choose, (3, None))
     refuses("policy.schedule", lambda value: policies.require(policies.CpuOnly(value)), (3, None))

@@ -4,7 +4,7 @@ import dataclasses
 import math
 from typing import Final
 
-from wscope_jax.arguments import number
+from wscope_jax.arguments import number, shown
 from wscope_jax.errors import UsageError
 from wscope_jax.layout import Region
 from wscope_jax.placement import Occupancy
@@ -43,7 +43,7 @@ class WriteScope:
         if self.share is not None:
             object.__setattr__(self, "share", number("share", self.share, 0.0, 1.0))
         if not isinstance(self.roofline, Roofline | None):
-            raise UsageError(f"roofline: expected a Roofline or None, got {self.roofline!r:.60}")
+            raise UsageError(f"roofline: expected a Roofline or None, got {shown(self.roofline)}")
 
     def cpu_share(self, num_placed: int) -> float:
         """The fixed share, or that of equation 2 leaning to who may be late; one half while nothing was measured.
