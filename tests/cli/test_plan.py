@@ -122,6 +122,8 @@ def test_spare_memory_moves_blocks_to_the_gpu(run: Run) -> None:
     left = sum(most["bytes"][name] for name in ("unpinned", "pinned"))
     assert placed[0] - left == int(told[2].replace(",", "")) * 32 * 98_304
     assert "would keep" not in run(*words, "--spare-memory", told[1])[1]
+    out = run(*words, "--policy", "resident", "--spare-memory", "20GB")[1]
+    assert "--spare-memory: of no use with policy resident" in out
 
 
 def test_auto_is_resident_where_the_gpu_holds_all(run: Run) -> None:

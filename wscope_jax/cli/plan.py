@@ -101,7 +101,9 @@ def _sources(plan: "Plan", arguments: argparse.Namespace) -> Iterator[str]:
 def _spare(plan: "Plan", arguments: argparse.Namespace) -> Iterator[str]:
     """What the windows keep beyond D, and what they could."""
     size, most = plan.footprint, plan.largest_spare
-    if arguments.spare_memory and size.spare_block_bytes:
+    if arguments.spare_memory and not size.spare_block_bytes:
+        yield f"--spare-memory: of no use with policy {plan.policy.name}, whose windows keep everything"
+    elif arguments.spare_memory:
         step = amount(size.spare_block_bytes)
         yield (
             f"--spare-memory: windows keep {size.spare_blocks * size.window:,} tokens of each sequence beyond D; "
