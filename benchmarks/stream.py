@@ -2,7 +2,8 @@
 
 Steps of layers that only attend, everything PINNED: GB/s of the pump for three sizes of chunk, beside plain copies of
 the same size in the same run, over memory of their own, pinned in one piece, and over the cache's own, which was pinned
-as it grew: no copy goes from one piece to the next. The pump includes what the device does with each chunk.
+as it grew: no copy goes from one piece to the next. The pump includes what the device does with each chunk. Beside it
+the ablation without a pump: the kernel of streamed blocks reads them over the link where they lie.
 
 Then what a host part adds to a layer (us) when there is nothing for it to do, and with one tiny block a row. The
 ceiling is what its bytes take: none without a block, else query down and partial up over the link and the block at the
@@ -12,10 +13,12 @@ speed of the CPU. On a CPU, and with --quick, what is added is less than steps d
 import statistics
 from typing import Any, Final
 
+import jax.numpy as jnp
 import options
 import record
 from ceilings import GB, Ceilings
 from filled import Setup, phases, placed_bytes
+from mapped import Mapped
 
 from tests.cases import CASES
 from wscope_jax.layout import Region
@@ -33,15 +36,19 @@ def pump(ceilings: Ceilings, chunk_entries: int, batch: int, context: int, quick
     case = CASES[CASE]
     chunk_bytes = chunk_entries * case.layout.entry_bytes(2)
     layers, few_s = (2, 0.1) if quick else (LAYERS, 0.3)
-    plain, own, rates = [], [], []
+    plain, own, rates, mapped = [], [], [], []
     sizes: dict[str, Any] = {"layers": layers, "batch": batch, "tokens": context + 128}
     with Setup(case, policy=GpuOnly(), chunk_entries=chunk_entries, **sizes) as setup:
         placed = placed_bytes(setup.cache)[Region.PINNED]
         pages = setup.cache._pools.pool(Region.PINNED)
+        without_pump = Mapped(setup.cache, float(case.scale))
+        q = jnp.ones((batch, case.num_q_heads, case.layout.key_dim), jnp.bfloat16)
+        without_pump.run(q, 1)
         for _ in range(4):
             plain.append(ceilings.link_alone(few_s, chunk_bytes))
             rates += [placed / setup.run(2) / GB for _ in range(2 if quick else 4)]
             own.append(ceilings.link_alone(few_s, chunk_bytes, pages))
+            mapped += [placed / without_pump.run(q, 2) / GB for _ in range(2)]
         plain.append(ceilings.link_alone(few_s, chunk_bytes))
         found, turns = phases(setup.timings), setup.cache.num_turns
     words = f"copies busy for {found['link']:.2f} ms a step" if found.get("link") else "no timings"
@@ -53,6 +60,7 @@ def pump(ceilings: Ceilings, chunk_entries: int, batch: int, context: int, quick
         record.row(label, "dma", plain, "GB/s", limit),
         record.row(label, "dma of the cache's pages", own, "GB/s", limit),
         record.row(label, "wscope/pump", rates, "GB/s", limit),
+        record.row(label, "wscope/mapped", mapped, "GB/s", limit),
     ]
 
 

@@ -207,6 +207,12 @@ void BindPool(nb::module_& m) {
       .def_prop_ro("block_bytes", [](const PoolHandle& h) { return h.pool()->block_bytes(); })
       .def("commit", &PoolHandle::Commit, nb::arg("num_slots"))
       .def("view", &PoolHandle::View, nb::arg("layer"), nb::arg("slot"))
+      .def(
+          "mapped",
+          [](const PoolHandle& h, int layer, int num_heads, const std::string& storage) {
+            return h.Mapped(layer, num_heads, ReadStorage(storage));
+          },
+          nb::arg("layer"), nb::arg("num_heads"), nb::arg("storage"))
       .def("close", &PoolHandle::Close);
 }
 

@@ -44,6 +44,7 @@ class PoolHandle {
   PoolHandle(int num_layers, int max_slots, int64_t block_bytes, std::optional<int> device)
       : pool_(std::make_shared<Pool>(num_layers, max_slots, block_bytes,
                                      device ? cuda::MakePageLock(*device) : nullptr)),
+        device_(device),
         id_(Pools().Add(pool_)) {}
   ~PoolHandle() { Close(); }
   PoolHandle(const PoolHandle&) = delete;
@@ -70,11 +71,30 @@ class PoolHandle {
                              std::to_string(held->committed()) + " committed slots")
                                 .c_str());
     }
-    auto owner = std::make_unique<std::shared_ptr<Pool>>(held);
-    const nb::capsule keep(
-        owner.get(), [](void* pool) noexcept { delete static_cast<std::shared_ptr<Pool>*>(pool); });
-    owner.release();
-    return {held->Block(layer, slot), {static_cast<size_t>(held->block_bytes())}, keep};
+    return {held->Block(layer, slot), {static_cast<size_t>(held->block_bytes())}, Keep(held)};
+  }
+
+  nb::ndarray<> Mapped(int layer, int num_heads, Storage storage) const {
+    const std::shared_ptr<Pool>& held = pool();
+    const int64_t head_bytes = int64_t{num_heads} * ItemBytes(storage);
+    if (layer < 0 || layer >= held->num_layers() || held->committed() == 0) {
+      throw std::invalid_argument("Pool.mapped: no such layer, or no slot is committed");
+    }
+    if (num_heads < 1 || held->block_bytes() % head_bytes != 0) {
+      throw std::invalid_argument("Pool.mapped: a block of " + std::to_string(held->block_bytes()) +
+                                  " bytes has not the same for each of " +
+                                  std::to_string(num_heads) + " heads");
+    }
+    const size_t shape[] = {1, static_cast<size_t>(held->committed()),
+                            static_cast<size_t>(num_heads),
+                            static_cast<size_t>(held->block_bytes() / head_bytes)};
+    nb::dlpack::dtype dtype = nb::dtype<float>();
+    if (storage == Storage::kBfloat16) {
+      dtype = {static_cast<uint8_t>(nb::dlpack::dtype_code::Bfloat), 16, 1};
+    }
+    const int where = device_ ? nb::device::cuda::value : nb::device::cpu::value;
+    return {held->Block(layer, 0), 4, shape, Keep(held), nullptr, dtype, where,
+            device_.value_or(0)};
   }
 
   void Close() {
@@ -84,7 +104,17 @@ class PoolHandle {
   }
 
  private:
+  // Keeps the memory as long as an array over it is there.
+  static nb::capsule Keep(const std::shared_ptr<Pool>& pool) {
+    auto owner = std::make_unique<std::shared_ptr<Pool>>(pool);
+    nb::capsule keep(owner.get(),
+                     [](void* held) noexcept { delete static_cast<std::shared_ptr<Pool>*>(held); });
+    owner.release();
+    return keep;
+  }
+
   std::shared_ptr<Pool> pool_;
+  std::optional<int> device_;
   int id_;
 };
 

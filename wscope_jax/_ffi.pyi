@@ -76,6 +76,17 @@ class Pool:
             ValueError: the pool is closed.
         """
 
+    def mapped(self, layer: int, num_heads: int, storage: str) -> object:
+        """The committed slots of a layer, [1, committed, num_heads, rest of a block], as a DLPack capsule.
+
+        Its device is the one that the pool is pinned for, which reads over the link, or the CPU. It
+        aliases the pool and keeps its memory alive.
+
+        Raises:
+            ValueError: no such layer or storage, nothing is committed, num_heads does not divide a
+                block, or the pool is closed.
+        """
+
     def close(self) -> None:
         """Gives up the number and this hold on the memory; a second call does nothing."""
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.benchmarks.test_mapped import check_mapped
 from tests.cases import CASES
 from tests.ops.exact import DTYPES, check, draw, wide
 from wscope_jax.ops import joining, pallas, streamed, window
@@ -96,3 +97,9 @@ def test_joined_blocks(name: str, count: int) -> None:
     got = gather(Partial(jnp.asarray(o), jnp.asarray(lse)), jnp.asarray(owner))
     np.testing.assert_allclose(np.asarray(got.o), np.asarray(want.o), atol=1e-5)
     np.testing.assert_allclose(np.asarray(got.lse), np.asarray(want.lse), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["gqa4_d128", "mla16_576"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_blocks_read_where_they_lie(name: str, dtype: str) -> None:
+    check_mapped(name, dtype)

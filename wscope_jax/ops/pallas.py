@@ -268,7 +268,7 @@ def attend_blocks(
     Args:
         q: one query token per row.
         slots: the PING-PONG region, read where it is; what nobody owns may hold anything.
-        index: 0 or 1, the slot.
+        index: the slot that holds the chunk.
         owner: row of each block in each turn; outside [0, B) = nobody.
         turn: the row of `owner` that counts.
         parts: partials [turns, C, H, V] of all turns; those of the turn are written, in place.
