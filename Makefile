@@ -19,7 +19,7 @@ help:
 	@echo 'make test-cpp  the C++ tests: plain, address and undefined, thread sanitizer'
 	@echo 'make lint      ruff, mypy --strict, clang-format'
 	@echo 'make format    let ruff and clang-format rewrite what they can'
-	@echo 'make bench     all benchmarks, quick'
+	@echo 'make bench     all benchmarks, quick (benchmarks/suite.py runs them as they are in benchmarks/results)'
 
 install:
 	@$(SETUP)
@@ -51,8 +51,7 @@ format:
 	$(BIN)/clang-format -i $$(find ffi benchmarks -name '*.h' -o -name '*.cc')
 
 bench:
-	@$(SETUP)
-	@for file in benchmarks/*.py; do echo "== $$file" && $(BIN)/python "$$file" --quick || exit 1; done
+	@$(SETUP) && exec $(BIN)/python benchmarks/suite.py --quick
 
 clean:
 	rm -rf .venv build .pytest_cache .ruff_cache .mypy_cache

@@ -14,11 +14,12 @@ from wscope_jax.errors import CapacityError, UsageError, WscopeError, is_out_of_
 from wscope_jax.policies import Policy, WriteScope
 
 INTERRUPTED: Final = 130
+Description = argparse.RawDescriptionHelpFormatter  # a module's text is printed as it stands
 
 
 def parser(doc: str | None, quick: str = "end within a minute on 2 cores") -> ArgumentParser:
     """The two options that every benchmark has; `quick` says what the first one does."""
-    made = ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made = ArgumentParser(description=doc, formatter_class=Description)
     made.add_argument("--quick", action="store_true", help=quick)
     made.add_argument("--json", type=output, metavar="FILE", help="write the rows there")
     return made

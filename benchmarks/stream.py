@@ -112,12 +112,11 @@ def main() -> None:
     small = 64 << 20
     ceilings = Ceilings(small if args.quick else 16 * small, small if args.quick else 64 * small)
     ceilings.sample(0.1)
-    rows: Rows = []
-    for chunk_entries in (4096, 8192, 16384):
-        rows += pump(ceilings, chunk_entries, batch, context, args.quick)
-    for batch in (1, 2) if args.quick else (1, 32):
-        rows += host_part(ceilings, batch, args.quick)
-    record.finish(rows, args.json)
+    with record.kept(args.json) as rows:
+        for chunk_entries in (4096, 8192, 16384):
+            rows += pump(ceilings, chunk_entries, batch, context, args.quick)
+        for batch in (1, 2) if args.quick else (1, 32):
+            rows += host_part(ceilings, batch, args.quick)
 
 
 if __name__ == "__main__":

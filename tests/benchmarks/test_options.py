@@ -57,3 +57,23 @@ def test_what_was_measured_before_a_signal_is_kept(tmp_path: Path) -> None:
     assert error.decode().splitlines()[-1].endswith("interrupted")
     assert b"share  0.500" in out
     assert len(rows.read_text().splitlines()) == 2
+
+
+def test_a_stage_ends_at_its_limit_and_another_is_left_out(tmp_path: Path) -> None:
+    script = (
+        "from pathlib import Path\n"
+        "import suite\n"
+        f"rows, log = Path({str(tmp_path)!r}) / 'rows', Path({str(tmp_path)!r}) / 'log'\n"
+        "print(suite.run(suite.Stage('short', 'stream.py --quick', 0.2), rows, log))\n"
+        "print(suite.run(suite.Stage('wrong', 'stream.py --slow', 60), rows, log))\n"
+    )
+    paths = environment(PYTHONPATH=f"{BENCHMARKS}:{BENCHMARKS.parent}")
+    out, _ = python(paths, "-c", script).communicate(timeout=120)
+    assert [line.split()[0] for line in out.decode().splitlines()] == ["ENDED", "FAILED"]
+    assert "unrecognized arguments: --slow" in (tmp_path / "log").read_text()
+
+    words = ("--quick", "--stages", "stream", "--seconds", 1, "--out", tmp_path / "new")
+    suite = python(environment(), BENCHMARKS / "suite.py", *words)
+    out, _ = suite.communicate(timeout=60)
+    assert suite.returncode == 0
+    assert b"stream: left out, it may take 300 s" in out
