@@ -2,12 +2,12 @@
 
 Steps of layers that only attend, everything PINNED: GB/s of the pump for three sizes of chunk, beside plain copies of
 the same size in the same run, over memory of their own, pinned in one piece, and over the cache's own, which was pinned
-as it grew: no copy goes from one piece to the next. The pump includes what the device does with each chunk. Beside it
-the ablation without a pump: the kernel of streamed blocks reads them over the link where they lie.
+as it grew: no copy goes from one piece to the next. The pump includes what the device does with each chunk.
 
-Then what a host part adds to a layer (us) when there is nothing for it to do, and with one tiny block a row. The
+What a host part adds to a layer (us) when there is nothing for it to do, and with one tiny block a row. The
 ceiling is what its bytes take: none without a block, else query down and partial up over the link and the block at the
-speed of the CPU. On a CPU, and with --quick, what is added is less than steps differ by, and may come out below 0.
+speed of the CPU. Last the ablation: the pump beside the kernel of streamed blocks that reads them over the link where
+they lie. On a CPU, and with --quick, what is added is less than steps differ by, and may come out below 0.
 """
 
 import statistics
@@ -36,19 +36,15 @@ def pump(ceilings: Ceilings, chunk_entries: int, batch: int, context: int, quick
     case = CASES[CASE]
     chunk_bytes = chunk_entries * case.layout.entry_bytes(2)
     layers, few_s = (2, 0.1) if quick else (LAYERS, 0.3)
-    plain, own, rates, mapped = [], [], [], []
+    plain, own, rates = [], [], []
     sizes: dict[str, Any] = {"layers": layers, "batch": batch, "tokens": context + 128}
     with Setup(case, policy=GpuOnly(), chunk_entries=chunk_entries, **sizes) as setup:
         placed = placed_bytes(setup.cache)[Region.PINNED]
         pages = setup.cache._pools.pool(Region.PINNED)
-        without_pump = Mapped(setup.cache, float(case.scale))
-        q = jnp.ones((batch, case.num_q_heads, case.layout.key_dim), jnp.bfloat16)
-        without_pump.run(q, 1)
         for _ in range(4):
             plain.append(ceilings.link_alone(few_s, chunk_bytes))
             rates += [placed / setup.run(2) / GB for _ in range(2 if quick else 4)]
             own.append(ceilings.link_alone(few_s, chunk_bytes, pages))
-            mapped += [placed / without_pump.run(q, 2) / GB for _ in range(2)]
         plain.append(ceilings.link_alone(few_s, chunk_bytes))
         found, turns = phases(setup.timings), setup.cache.num_turns
     words = f"copies busy for {found['link']:.2f} ms a step" if found.get("link") else "no timings"
@@ -60,7 +56,6 @@ def pump(ceilings: Ceilings, chunk_entries: int, batch: int, context: int, quick
         record.row(label, "dma", plain, "GB/s", limit),
         record.row(label, "dma of the cache's pages", own, "GB/s", limit),
         record.row(label, "wscope/pump", rates, "GB/s", limit),
-        record.row(label, "wscope/mapped", mapped, "GB/s", limit),
     ]
 
 
@@ -106,6 +101,27 @@ def host_part(ceilings: Ceilings, batch: int, quick: bool) -> Rows:
     return rows
 
 
+def ablation(ceilings: Ceilings, batch: int, context: int, quick: bool) -> Rows:
+    """Rows of the pump and of what reads PINNED where it lies, in turns."""
+    case, plain, pumped, mapped = CASES[CASE], [], [], []
+    sizes: dict[str, Any] = {"layers": 2 if quick else LAYERS, "batch": batch, "tokens": context}
+    q = jnp.ones((batch, case.num_q_heads, case.layout.key_dim), jnp.bfloat16)
+    with Setup(case, policy=GpuOnly(), **sizes) as setup:
+        placed = placed_bytes(setup.cache)[Region.PINNED]
+        in_place = Mapped(setup.cache, float(case.scale))
+        in_place.run(q, 1)
+        for _ in range(4):
+            plain.append(ceilings.link_alone(0.1 if quick else 0.3))
+            pumped += [placed / setup.run(2) / GB for _ in range(2)]
+            mapped += [placed / in_place.run(q, 2) / GB for _ in range(2)]
+    label, limit = f"{CASE}_b{batch}_{context}", statistics.median(plain)
+    return [
+        record.row(label, "dma", plain, "GB/s", limit),
+        record.row(label, "wscope/pump", pumped, "GB/s", limit),
+        record.row(label, "wscope/mapped", mapped, "GB/s", limit),
+    ]
+
+
 def main() -> None:
     args = options.parser(__doc__).parse_args()
     batch, context = (2, 8192) if args.quick else (32, 8192)
@@ -115,8 +131,9 @@ def main() -> None:
     with record.kept(args.json) as rows:
         for chunk_entries in (4096, 8192, 16384):
             rows += pump(ceilings, chunk_entries, batch, context, args.quick)
-        for batch in (1, 2) if args.quick else (1, 32):
-            rows += host_part(ceilings, batch, args.quick)
+        for rows_at_once in (1, 2) if args.quick else (1, 32):
+            rows += host_part(ceilings, rows_at_once, args.quick)
+        rows += ablation(ceilings, batch, context, args.quick)
 
 
 if __name__ == "__main__":
