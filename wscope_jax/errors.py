@@ -8,9 +8,8 @@ What callers of the public surface give is answered by these. A bare ValueError 
 
 from typing import ClassVar, Final
 
-OUT_OF_MEMORY: Final = (
-    "RESOURCE_EXHAUSTED"  # in the text of JAX's error, which has no class of its own
-)
+# In the text of JAX's error, which has no class of its own.
+OUT_OF_MEMORY: Final = "RESOURCE_EXHAUSTED"
 
 
 class WscopeError(Exception):

@@ -14,9 +14,8 @@ from wscope_jax.errors import CapacityError, UsageError
 from wscope_jax.layout import PING_PONG_SLOTS, WINDOW_SPARE, Stream, check_window
 from wscope_jax.search import largest
 
-CHUNK_ENTRIES: Final = (
-    8_192  # entries of one layer in a streamed chunk; four are the paper's PING-PONG at batch 32
-)
+# Entries of one layer in a streamed chunk; four are the paper's PING-PONG at batch 32.
+CHUNK_ENTRIES: Final = 8_192
 MOST: Final = (1 << 31) - 1  # tokens of a row, and rows: positions are int32
 LAYERS_IN_FLIGHT: Final = 2  # prefill layers whose entries may be alive outside their home
 

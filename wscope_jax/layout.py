@@ -18,9 +18,8 @@ from wscope_jax.arguments import boolean, instance, integer, shown
 from wscope_jax.errors import UsageError
 
 WINDOW_SIZES: Final = (32, 64, 128, 256, 512)  # entries in a block; 256 is what is tuned
-WINDOW_SPARE: Final = (
-    48  # ring entries beyond a block, so that decoding goes on while an eviction is under way
-)
+# Ring entries beyond a block, so that decoding goes on while an eviction is under way.
+WINDOW_SPARE: Final = 48
 # Slots of a chunk each; streaming may be one less ahead of attention. More than two, so that the link goes on while the
 # device waits for a CPU that is late in one layer, and the next layers profit: side by side both may be as slow as they
 # are on average, not as the slower one in each layer.

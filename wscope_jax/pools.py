@@ -12,9 +12,8 @@ from wscope_jax.placement import HOST_REGIONS, Placement
 
 log = logging.getLogger(__name__)
 
-COMMIT_BYTES: Final = (
-    64 << 20
-)  # pages committed at a time: large enough for huge pages, small beside any budget
+# Pages committed at a time: large enough for huge pages, small beside any budget.
+COMMIT_BYTES: Final = 64 << 20
 
 
 class HostPools:

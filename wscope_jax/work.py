@@ -6,9 +6,8 @@ from typing import Final
 from wscope_jax.roofline import StepTiming
 
 LATE: Final = 0.05  # of the time; a side that is waited for less than that does not set the pace
-BUSY: Final = (
-    0.8  # of the time; a link that copies for longer than that leaves room for nothing else
-)
+# Of the time: a link that copies for longer leaves room for nothing else.
+BUSY: Final = 0.8
 
 
 @dataclasses.dataclass(frozen=True)

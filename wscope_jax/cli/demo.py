@@ -23,9 +23,8 @@ if TYPE_CHECKING:
 
 _SEED: Final = 7  # of the text that is read
 _WINDOW: Final = 256
-_TEXT_BYTES: Final = (
-    8330  # 32 blocks of 256 and a rest, which holds the last note: it is in the window
-)
+# 32 blocks of 256 and a rest, which holds the last note: it is in the window.
+_TEXT_BYTES: Final = 8330
 _DEPTHS: Final = (0.05, 0.12, 0.2, 0.29, 0.37, 0.46, 0.55, 0.63, 0.72, 0.81, 0.9, 0.998)
 _NEW_BYTES: Final = 512  # evictions at 8,448 and at 8,704 bytes fall into decode
 _MAX_LEN: Final = _TEXT_BYTES + _NEW_BYTES + 64

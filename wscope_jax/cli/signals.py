@@ -23,9 +23,8 @@ from wscope_jax.interruption import EXIT_CODES as EXIT_CODES
 from wscope_jax.interruption import WORDS as WORDS
 
 STUCK_S: Final = 1.0  # from the signal to the end of the process, while there is nothing to lose
-STUCK_WITH_TEXT_S: Final = (
-    10.0  # in a call that does not return once there is: a step may take that long
-)
+# The same once there is something to lose: a step may take that long.
+STUCK_WITH_TEXT_S: Final = 10.0
 CLEANUP_S: Final = 10.0  # between the reaction and the end of the process
 AGAIN_S: Final = 0.1  # until what was raised is raised again, unless the run unwinds by then
 POLL_S: Final = 0.02

@@ -22,9 +22,8 @@ from wscope_jax.partial import Partial, join
 from wscope_jax.views import Rings
 
 LOWEST: Final = -3.4e38  # a float32 below every score that counts
-SPLIT_ENTRIES: Final = (
-    1024  # of a ring in one program: a long one is cut, so that all multiprocessors have work
-)
+# Of a ring in one program: a long one is cut, so that all multiprocessors have work.
+SPLIT_ENTRIES: Final = 1024
 
 Load = Callable[[Any], tuple[tuple[Any, ...], Any]]
 

@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-MAX_CHUNK: Final = (
-    512  # query and key tokens scored at once: H * 512 * 512 float32 scores are alive
-)
+# Query and key tokens scored at once: H * 512 * 512 float32 scores are alive.
+MAX_CHUNK: Final = 512
 
 
 def _chunk_size(num_tokens: int) -> int:

@@ -9,9 +9,8 @@ from wscope_jax.layout import EntryLayout
 
 LEAST: Final = 16  # rows and columns of the smallest product of the tensor cores
 STEP_ENTRIES: Final = 64  # taken at a time, at most
-STEP_BYTES: Final = (
-    64 << 10
-)  # and their bytes: three steps are in the shared memory of a multiprocessor
+# Bytes of a step at most: three of them are in the shared memory of a multiprocessor.
+STEP_BYTES: Final = 64 << 10
 SUMS: Final = 16_384  # float32 sums of a program: more do not fit into its registers
 
 

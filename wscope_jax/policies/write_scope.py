@@ -11,9 +11,7 @@ from wscope_jax.placement import Occupancy
 from wscope_jax.roofline import Roofline, StepTiming
 from wscope_jax.schedules import IN_ORDER, Schedule
 
-UNCERTAIN: Final = (
-    0.15  # the logarithm of A : B moves within this before a placed prompt is decoded
-)
+UNCERTAIN: Final = 0.15  # logarithm by which A : B may move until a placed prompt is decoded
 
 
 @dataclasses.dataclass(frozen=True)
