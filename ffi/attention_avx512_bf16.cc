@@ -26,6 +26,10 @@ inline Vec Dot(Vec sum, __m512bh a, __m512bh b) { return _mm512_dpbf16_ps(sum, a
 inline uint32_t RoundPair(float low, float high) {
   return Round(low) | static_cast<uint32_t>(Round(high)) << 16;
 }
+// 8 pairs of the next 16 numbers.
+inline __m256i RoundPairs(const float* from) {
+  return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(Load(from)));
+}
 
 // q as the score functions read it: pairs of dims. Grouped: per run of heads [K / 2][heads].
 inline void ArrangeKeyPairs(const HeadShape& shape, const float* q, uint32_t* out) {
@@ -35,25 +39,31 @@ inline void ArrangeKeyPairs(const HeadShape& shape, const float* q, uint32_t* ou
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
       const float* const row = q + int64_t{first + h} * shape.key_dim;
-      for (int d = 0; d < shape.key_dim; d += 2) {
-        run[int64_t{d / 2} * kHeads + h] = RoundPair(row[d], row[d + 1]);
+      uint32_t* at = run + h;
+      int d = 0;
+      for (; d + kLanes <= shape.key_dim; d += kLanes) {
+        alignas(32) uint32_t pairs[kLanes / 2];
+        _mm256_store_si256(reinterpret_cast<__m256i*>(pairs), RoundPairs(row + d));
+        for (int i = 0; i < kLanes / 2; ++i, at += kHeads) *at = pairs[i];
       }
+      for (; d < shape.key_dim; d += 2, at += kHeads) *at = RoundPair(row[d], row[d + 1]);
     }
   });
 }
 
 // Latent: per run of heads [tiles][heads][8 pairs, each twice].
 inline void ArrangeLatentPairs(const HeadShape& shape, const float* q, uint32_t* out) {
+  const __m512i twice = _mm512_set_epi32(7, 7, 6, 6, 5, 5, 4, 4, 3, 3, 2, 2, 1, 1, 0, 0);
   ForHeads<kPairHeads>(shape.group, [&](auto heads, int first) {
     constexpr int kHeads = decltype(heads)::kValue;
     uint32_t* const run = out + int64_t{first} * shape.key_dim;
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
       const float* const row = q + int64_t{first + h} * shape.key_dim;
-      for (int d = 0; d < shape.key_dim; ++d) {
-        const int even = d - d % 2;
-        run[(int64_t{d / kLanes} * kHeads + h) * kLanes + d % kLanes] =
-            RoundPair(row[even], row[even + 1]);
+      for (int d = 0; d < shape.key_dim; d += kLanes) {
+        const __m512i pairs = _mm512_castsi256_si512(RoundPairs(row + d));
+        _mm512_storeu_si512(run + int64_t{d} * kHeads + h * kLanes,
+                            _mm512_permutexvar_epi32(twice, pairs));
       }
     }
   });
