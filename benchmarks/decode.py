@@ -32,6 +32,7 @@ from ceilings import GB, Ceilings
 from filled import TELL_S, fill, phases, placed_bytes
 
 from wscope_jax import Engine, Sampling, configurations, models
+from wscope_jax.errors import CapacityError
 from wscope_jax.layout import Region
 from wscope_jax.policies import Policy
 from wscope_jax.sampling import Rows, row_operands
@@ -113,7 +114,7 @@ class Bench:
         self.context = 0
 
     def plan(self, policy: Policy, max_len: int) -> Any:
-        """What the cache will take; ends the program where that does not fit."""
+        """What the cache will take; raises CapacityError where that does not fit."""
         plan = self.eng._caches.plan(policy, self.args.batch, max_len)
         layers = self.eng.model.num_layers
         pools = plan.footprint.pool_bytes()
@@ -124,7 +125,7 @@ class Bench:
             flush=True,
         )
         if not plan.fits:
-            raise SystemExit(f"decode: {plan.why}; take fewer layers with --layers N")
+            raise CapacityError(f"{plan.why}; take fewer layers with --layers N")
         return plan
 
     @contextmanager
@@ -243,4 +244,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.85")
-    options.run(main)
+    options.end_in_one_line(main)

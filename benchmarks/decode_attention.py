@@ -23,6 +23,7 @@ from filled import Setup, filled_together, phases, placed_bytes
 
 from tests.cases import CASES
 from wscope_jax import calibration, machine
+from wscope_jax.errors import CapacityError
 from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.layout import Region
 from wscope_jax.placement import HOST_REGIONS
@@ -145,13 +146,13 @@ class Bench:
                 self.tell(name, setup, step_s[name], single[name], statistics.median(own[name]))
 
     def require_room(self, caches: int) -> None:
-        """Ends the program where so many caches do not fit at once."""
+        """Raises CapacityError where so many caches do not fit at once."""
         one = self.layers * self.args.batch * self.context * self.case.layout.entry_bytes(2)
         left = machine.memory().budget
         if caches * one > left:
-            raise SystemExit(
-                f"decode_attention: {caches} caches of {one / GB:.1f} GB are compared, {left / GB:.1f} GB are left; "
-                "lower --gigabytes, or take fewer policies and shares"
+            raise CapacityError(
+                f"{caches} caches of {one / GB:.1f} GB are compared, {left / GB:.1f} GB are left; lower "
+                "--gigabytes, or take fewer policies and shares"
             )
 
     def tell(
@@ -267,4 +268,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    options.run(main)
+    options.end_in_one_line(main)

@@ -202,4 +202,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.85")
-    options.run(main)
+    options.end_in_one_line(main)

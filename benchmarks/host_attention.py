@@ -31,8 +31,8 @@ from wscope_jax import _ffi
 
 BLOCK: Final = 256
 ROWS: Final = 4  # sequences
-SMALL_CASES: Final = ("gqa8_d128", "gqa4_d128", "mla16_576")  # that other implementations know
-CASE_NAMES: Final = (*SMALL_CASES, "v4_64_512")
+PEER_CASES: Final = ("gqa8_d128", "gqa4_d128", "mla16_576")  # that other implementations know
+CASE_NAMES: Final = (*PEER_CASES, "v4_64_512")
 PR_SET_THP_DISABLE: Final = 41
 
 
@@ -265,8 +265,10 @@ def arguments() -> argparse.Namespace:
         default=cores - 1 if cores > 4 else 1,
         help="workers (default: all cores but one, or one where there are few)",
     )
-    parser.add_argument("--without-torch", action="store_true", help="and what comes with it")
-    args = options.parse(parser, cases=",".join(SMALL_CASES))
+    parser.add_argument(
+        "--without-torch", action="store_true", help="leave out torch and the peers that need it"
+    )
+    args = options.parse(parser, cases=",".join(PEER_CASES))
     if unknown := set(args.cases) - set(CASE_NAMES):
         parser.error(f"--cases: {', '.join(sorted(unknown))} is none of {', '.join(CASE_NAMES)}")
     return args
@@ -274,7 +276,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     args = arguments()
-    threads, small = args.threads, [name for name in args.cases if name in SMALL_CASES]
+    threads, known = args.threads, [name for name in args.cases if name in PEER_CASES]
     _ffi.start_workers(threads)
     print(f"{threads} worker(s), instruction sets: {', '.join(_ffi.isas())}")
     faulthandler.enable()  # after the module has asked for AMX: its signal stack is small
@@ -285,10 +287,10 @@ def main() -> None:
         if not args.quick and "gqa8_d128" in args.cases:
             rows += run_case("gqa8_d128", "float32", args.quick, threads, with_torch=False)
         if has_torch:
-            for name in small:
+            for name in known:
                 rows += run_case(name, "bfloat16", args.quick, threads, with_torch=True)
-        rows += small_pages(small, args.quick, threads)
+        rows += small_pages(known, args.quick, threads)
 
 
 if __name__ == "__main__":
-    options.run(main)
+    options.end_in_one_line(main)

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from wscope_jax import InplaceKVCache, devices
+from wscope_jax import InplaceKVCache
 from wscope_jax._ffi import Pool
 from wscope_jax.layout import EntryLayout, Region
 from wscope_jax.ops.joining import join_blocks
@@ -26,14 +26,13 @@ class _Layer:
     """A layer's slots, for `jax.dlpack.from_dlpack`."""
 
     def __init__(self, pool: Pool, layer: int, num_heads: int, storage: str) -> None:
-        self._capsule = pool.mapped(layer, num_heads, storage)
+        self._capsule, self._device = pool.mapped(layer, num_heads, storage), pool.device
 
     def __dlpack__(self, **_: Any) -> Any:
         return self._capsule
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        number = devices.cuda_number()
-        return (CPU, 0) if number is None else (CUDA, number)
+        return (CPU, 0) if self._device is None else (CUDA, self._device)
 
 
 class Mapped:
@@ -83,14 +82,14 @@ def _attend_all(
     zero, heads, width = jnp.int32(0), q.shape[1], layout.value_dim
     part = Partial(jnp.zeros((q.shape[0], heads, width)), jnp.zeros((q.shape[0], heads)))
     for slots in layers:
-        # Empty partials that hang on the layer before, or XLA would make and keep those of all layers.
-        none = 0 * part.lse[0, 0]
-        empty = Partial(
-            jnp.broadcast_to(none, (*owner.shape, heads, width)),
-            jnp.broadcast_to(none - jnp.inf, (*owner.shape, heads)),
+        # All of it is written; it hangs on the layer before, or XLA would make and keep that of all layers at once.
+        before = 0 * part.o[0, 0, 0]
+        unwritten = Partial(
+            jnp.broadcast_to(before, (*owner.shape, heads, width)),
+            jnp.broadcast_to(before, (*owner.shape, heads)),
         )
-        after = q + 0 * part.o[..., :1].astype(q.dtype)
+        after = q + before.astype(q.dtype)
         sizes: dict[str, Any] = {"layout": layout, "block": block, "scale": scale}
-        parts = attend_chunk(after, slots, zero, owner, zero, empty, **sizes)
+        parts = attend_chunk(after, slots, zero, owner, zero, unwritten, **sizes)
         part = join_blocks(Partial(parts.o[0], parts.lse[0]), owner[0], q.shape[0])
     return part

@@ -7,13 +7,17 @@ import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final
+
+import record
 
 from wscope_jax import arguments, policies
 from wscope_jax.errors import CapacityError, UsageError, WscopeError, is_out_of_memory
 from wscope_jax.policies import Policy, WriteScope
 
-INTERRUPTED: Final = 130
+# What ends a run beside Ctrl-C, and what it is called then.
+STOPS: Final = {signal.SIGTERM: "terminated", signal.SIGHUP: "its terminal has gone"}
 Description = argparse.RawDescriptionHelpFormatter  # a module's text is printed as it stands
 
 
@@ -44,8 +48,17 @@ def _checked(check: Callable[..., Any], *limits: Any) -> Any:
 def output(text: str) -> Path:
     """A file that can be written, known before hours are spent on what goes there."""
     path = Path(text)
-    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
-        raise ArgumentTypeError(f"{text} cannot be written")
+    try:
+        if path.is_dir():
+            raise IsADirectoryError("it is a directory")
+        if path.is_file() or not path.exists():
+            record.part_of(path).touch()
+            record.part_of(path).unlink()
+        elif not os.access(path, os.W_OK):  # a pipe
+            raise PermissionError("not permitted")
+    except (OSError, ValueError) as error:  # the latter: a name that is none
+        why = getattr(error, "strerror", None) or error
+        raise ArgumentTypeError(f"{text!r} cannot be written: {why}") from None
     return path
 
 
@@ -108,19 +121,26 @@ def _number(kind: type[int] | type[float], text: str) -> Any:
         return text
 
 
-def run(main: Callable[[], None]) -> None:
+class Stopped(KeyboardInterrupt):
+    """A signal that ends the run came: what cleans up after Ctrl-C does so then, too."""
+
+
+def end_in_one_line(main: Callable[[], None]) -> None:
     """Runs a benchmark. A user's mistake, a lack of room and a signal end it in one line."""
 
-    def terminate(*_: object) -> None:
-        raise KeyboardInterrupt
+    def stop(number: int, _: FrameType | None) -> None:
+        raise Stopped(number)
 
-    signal.signal(signal.SIGTERM, terminate)
+    for number in STOPS:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, stop)
     name = Path(sys.argv[0]).stem
     try:
         main()
-    except KeyboardInterrupt:
-        print(f"{name}: interrupted", file=sys.stderr)
-        sys.exit(INTERRUPTED)
+    except KeyboardInterrupt as error:
+        number = signal.Signals(error.args[0] if isinstance(error, Stopped) else signal.SIGINT)
+        print(f"{name}: {STOPS.get(number, 'interrupted')}", file=sys.stderr)
+        sys.exit(128 + number)
     except WscopeError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

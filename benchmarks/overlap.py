@@ -135,4 +135,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    options.run(main)
+    options.end_in_one_line(main)

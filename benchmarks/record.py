@@ -44,9 +44,14 @@ def row(
     }
 
 
-def _shown(number: float | None, form: str) -> str:
-    """The number, or a dash as wide."""
-    return "-".rjust(int(form.partition(".")[0])) if number is None else format(number, form)
+def _shown(number: float | None, width: int, digits: str) -> str:
+    """The number, or a dash, in so many columns."""
+    return ("-" if number is None else format(number, f".{digits}")).rjust(width)
+
+
+def part_of(path: Path) -> Path:
+    """The file that becomes `path` once it is whole."""
+    return path.with_name(f"{path.name}.part")
 
 
 @contextlib.contextmanager
@@ -98,8 +103,8 @@ def finish(rows: Sequence[dict[str, Any]], path: Path | None) -> None:
     for r in rows:
         print(
             f"{r['case']:24} {r['implementation']:28} {r['value']:12.4g} {r['unit']:6} "
-            f"ceiling {_shown(r['ceiling'], '10.4g')}  share {_shown(r['share'], '6.3f')}  "
-            f"spread {_shown(r['spread'], '5.3f')}  runs {r['runs']}"
+            f"ceiling {_shown(r['ceiling'], 10, '4g')}  share {_shown(r['share'], 6, '3f')}  "
+            f"spread {_shown(r['spread'], 5, '3f')}  runs {r['runs']}"
         )
     if path is None:
         return
@@ -123,5 +128,10 @@ def finish(rows: Sequence[dict[str, Any]], path: Path | None) -> None:
         "date": datetime.date.today().isoformat(),
         "command": _command(),
     }
-    lines = [json.dumps({**r, **facts}) for r in rows]
-    path.write_text("\n".join(lines) + "\n")
+    text = "".join(f"{json.dumps({**r, **facts})}\n" for r in rows)
+    if path.exists() and not path.is_file():  # a pipe
+        path.write_text(text)
+        return
+    part = part_of(path)
+    part.write_text(text)
+    part.replace(path)

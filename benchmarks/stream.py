@@ -7,7 +7,8 @@ as it grew: no copy goes from one piece to the next. The pump includes what the 
 What a host part adds to a layer (us) when there is nothing for it to do, and with one tiny block a row. The
 ceiling is what its bytes take: none without a block, else query down and partial up over the link and the block at the
 speed of the CPU. Last the ablation: the pump beside the kernel of streamed blocks that reads them over the link where
-they lie. On a CPU, and with --quick, what is added is less than steps differ by, and may come out below 0.
+they lie, and does nothing else; a step of the pump also appends to the windows. On a CPU, and with --quick, what is
+added is less than the spread of the steps, and may come out below 0.
 """
 
 import statistics
@@ -137,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    options.run(main)
+    options.end_in_one_line(main)

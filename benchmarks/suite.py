@@ -1,8 +1,8 @@
-"""All benchmarks one after the other, as `benchmarks/results` has them: rows and what was printed, in one folder.
+"""The benchmarks that the documents quote, one after the other: rows and what was printed, in one folder.
 
 Each stage is a process with a time limit, and has a file of rows and one of what it printed. One that is ended at its
 limit keeps the rows that it had, and one that fails does not stop the others. With --seconds a stage is left out if its
-limit goes beyond what is left. Exit code 1 if any stage failed.
+limit goes beyond what is left. Exit code 1 if a stage failed or was ended, or if none ran.
 """
 
 import argparse
@@ -13,11 +13,12 @@ import signal
 import subprocess
 import sys
 import time
-from argparse import ArgumentTypeError
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import options
+
+from wscope_jax.errors import UsageError
 
 HERE: Final = Path(__file__).parent
 GRACE_S: Final = 20.0  # from the signal that asks a stage to end to the one that makes it
@@ -37,7 +38,7 @@ class Stage(NamedTuple):
     limit_s: float
 
 
-# The limits are those of a GPU machine with 16 cores, doubled.
+# Limits are about twice what a stage took on a machine with an H200 and 16 cores.
 FULL: Final = (
     Stage("host", "host_attention.py", 120),
     Stage("host-one-thread", "host_attention.py --threads 1 --without-torch", 80),
@@ -64,7 +65,7 @@ FULL: Final = (
     Stage("evictions", "evictions.py --layers 12 --rounds 4", 120),
     Stage("prefill", "prefill.py --layers 6 --rounds 4", 150),
 )
-ALONE: Final = ("overlap",)  # of a machine without a GPU
+WITHOUT_GPU: Final = ("overlap.py",)  # which says nothing of a GPU
 QUICK_S: Final = 300.0
 
 
@@ -72,7 +73,7 @@ def stages(quick: bool) -> list[Stage]:
     """What there is to choose from: with `quick` each benchmark once, the one for machines without a GPU too."""
     if not quick:
         return list(FULL)
-    files = sorted({stage.words.split()[0] for stage in FULL} | {f"{name}.py" for name in ALONE})
+    files = sorted({stage.words.split()[0] for stage in FULL} | {*WITHOUT_GPU})
     return [Stage(Path(file).stem, f"{file} --quick", QUICK_S) for file in files]
 
 
@@ -81,8 +82,9 @@ def directory(text: str) -> Path:
     path = Path(text).absolute()
     try:
         path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ArgumentTypeError(f"{text} cannot be made ({error.strerror})") from None
+    except (OSError, ValueError) as error:  # the latter: a name that is none
+        why = getattr(error, "strerror", None) or error
+        raise UsageError(f"--out: {text!r} cannot be made: {why}") from None
     return path
 
 
@@ -93,7 +95,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--seconds", type=options.size, default=1e9, help="of all stages together")
     parser.add_argument("--list", action="store_true", help="print the stages, and run none")
     parser.add_argument(
-        "--out", type=directory, default=HERE.parent / "build" / "bench", help="the folder"
+        "--out", default=str(HERE.parent / "build" / "bench"), help="folder of rows and logs"
     )
     args = parser.parse_args()
     known = {stage.name: stage for stage in stages(args.quick)}
@@ -108,33 +110,38 @@ def run(stage: Stage, rows: Path, log: Path) -> str:
     rows.unlink(missing_ok=True)  # of a run before
     # Rows name their command: the file as it lies in the repository.
     command = [sys.executable, *f"{HERE.name}/{stage.words}".split(), "--json", str(rows)]
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            cwd=HERE.parent,
-            env={**os.environ, "PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
+    process = None
     try:
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                command,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                cwd=HERE.parent,
+                env={**os.environ, "PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
         code = process.wait(stage.limit_s)
         return "ok" if code == 0 else f"FAILED with {code}, see {log}"
     except subprocess.TimeoutExpired:
         return f"ENDED at its limit of {stage.limit_s:.0f} s"
     finally:
-        end(process)
+        if process is not None:
+            end(process)
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
-    """Ends a stage that still runs, and what it has started."""
-    with contextlib.suppress(subprocess.TimeoutExpired):
+    """Ends a stage that still runs, and what it has started, also if a signal comes meanwhile."""
+    try:
         if process.poll() is None:
             process.terminate()
             process.wait(GRACE_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    except subprocess.TimeoutExpired:
+        pass
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
 
 
 def tell(rows: Path) -> None:
@@ -153,21 +160,20 @@ def main() -> None:
         for stage in args.chosen:
             print(f"{stage.name:18} {stage.limit_s:5.0f} s  {stage.words}")
         return
-    began, failed = time.monotonic(), 0
+    out, began, ends = directory(args.out), time.monotonic(), []
     for stage in args.chosen:
         at = time.monotonic()
-        if stage.limit_s > args.seconds - (at - began):
+        if stage.limit_s + GRACE_S > args.seconds - (at - began):
             print(f"{stage.name}: left out, it may take {stage.limit_s:.0f} s", flush=True)
             continue
-        rows = args.out / f"{stage.name}.jsonl"
-        ended = run(stage, rows, args.out / f"{stage.name}.log")
-        print(f"{stage.name}: {ended}, {time.monotonic() - at:.0f} s", flush=True)
+        rows = out / f"{stage.name}.jsonl"
+        ends.append(run(stage, rows, out / f"{stage.name}.log"))
+        print(f"{stage.name}: {ends[-1]}, {time.monotonic() - at:.0f} s", flush=True)
         tell(rows)
-        failed += ended != "ok"
-    print(f"rows and logs are in {args.out}")
-    if failed:
+    print(f"rows and logs are in {out}")
+    if not ends or any(ended != "ok" for ended in ends):
         sys.exit(1)
 
 
 if __name__ == "__main__":
-    options.run(main)
+    options.end_in_one_line(main)

@@ -205,6 +205,7 @@ void BindPool(nb::module_& m) {
       .def_prop_ro("num_layers", [](const PoolHandle& h) { return h.pool()->num_layers(); })
       .def_prop_ro("max_slots", [](const PoolHandle& h) { return h.pool()->max_slots(); })
       .def_prop_ro("block_bytes", [](const PoolHandle& h) { return h.pool()->block_bytes(); })
+      .def_prop_ro("device", &PoolHandle::device)
       .def("commit", &PoolHandle::Commit, nb::arg("num_slots"))
       .def("view", &PoolHandle::View, nb::arg("layer"), nb::arg("slot"))
       .def(

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <stdexcept>
@@ -51,6 +52,7 @@ class PoolHandle {
   PoolHandle& operator=(const PoolHandle&) = delete;
 
   int id() const { return id_; }
+  std::optional<int> device() const { return device_; }
   const std::shared_ptr<Pool>& pool() const {
     if (!pool_) throw std::invalid_argument("Pool: it is closed");
     return pool_;
@@ -74,6 +76,8 @@ class PoolHandle {
     return {held->Block(layer, slot), {static_cast<size_t>(held->block_bytes())}, Keep(held)};
   }
 
+  // A device reads pinned memory at the host's own address: the attribute
+  // CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, which x86-64 with unified addressing has.
   nb::ndarray<> Mapped(int layer, int num_heads, Storage storage) const {
     const std::shared_ptr<Pool>& held = pool();
     const int64_t head_bytes = int64_t{num_heads} * ItemBytes(storage);
@@ -84,6 +88,9 @@ class PoolHandle {
       throw std::invalid_argument("Pool.mapped: a block of " + std::to_string(held->block_bytes()) +
                                   " bytes has not the same for each of " +
                                   std::to_string(num_heads) + " heads");
+    }
+    if (held->committed_bytes() / ItemBytes(storage) > std::numeric_limits<int32_t>::max()) {
+      throw std::invalid_argument("Pool.mapped: a layer has more numbers than an int32 counts");
     }
     const size_t shape[] = {1, static_cast<size_t>(held->committed()),
                             static_cast<size_t>(num_heads),

@@ -56,6 +56,10 @@ class Pool:
     def block_bytes(self) -> int:
         """Bytes of one block of one layer."""
 
+    @property
+    def device(self) -> int | None:
+        """Number of the CUDA device that the memory is pinned for."""
+
     def commit(self, num_slots: int) -> None:
         """Makes slots [0, num_slots) of every layer usable; they are zero.
 
@@ -80,11 +84,12 @@ class Pool:
         """The committed slots of a layer, [1, committed, num_heads, rest of a block], as a DLPack capsule.
 
         Its device is the one that the pool is pinned for, which reads over the link, or the CPU. It
-        aliases the pool and keeps its memory alive.
+        aliases the pool and keeps its memory alive, which goes, unpinned, with the last array over
+        it: nothing may read that then.
 
         Raises:
             ValueError: no such layer or storage, nothing is committed, num_heads does not divide a
-                block, or the pool is closed.
+                block, a layer has 2^31 numbers or more, or the pool is closed.
         """
 
     def close(self) -> None:

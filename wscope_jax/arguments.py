@@ -15,11 +15,10 @@ FLOAT32: Final = (2.0**-126, 2.0**127)  # within the range of its normal numbers
 
 def shown(given: Any) -> str:
     """What a caller gave, as one short line."""
+    # A repr of somebody's class may raise, and so does Python's of an integer with thousands of digits.
     try:
         return " ".join(f"{given!r:.60}".split())
-    except (
-        Exception
-    ):  # of somebody's class, or Python's: an integer may have too many digits to write
+    except Exception:
         return f"an object of type {type(given).__name__}"
 
 
@@ -65,15 +64,14 @@ def number(name: str, given: Any, least: float, most: float, *, above_least: boo
     return value
 
 
-def real(name: str, given: Any) -> float:
-    """A real number of any type, infinite and not a number too, as a float.
+def real(name: str, given: Any) -> None:
+    """Checks a real number of any type and size, infinite and NaN too.
 
     Raises:
         UsageError: another type.
     """
     if not _is_real(given):
         raise UsageError(f"{name}: expected a number, got {shown(given)}")
-    return _float(given)
 
 
 def _is_real(given: Any) -> bool:

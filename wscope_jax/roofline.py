@@ -15,6 +15,7 @@ from wscope_jax.arguments import instance, number, real
 LEAST_COST_S: Final = 1e-13  # per entry; no memory is so fast, a clock is wrong
 MOST_COST_S: Final = 10.0  # per entry and for a fixed cost; above it likewise
 MOST_JOB_S: Final = 60.0  # a longer job is a suspended machine or a debugger, not a measurement
+MOST_COUNT: Final = 2**63  # of entries or jobs; more are no count
 NUM_SAMPLES: Final = 5  # their median ignores two preempted workers in a row
 WEIGHT: Final = 0.15  # of the median in the moving average: half-way in four observations
 MOST_CHANGE: Final = 1.2  # factor by which one observation may change a cost
@@ -43,7 +44,7 @@ class StepTiming:
         jobs: number of such pairs.
 
     Raises:
-        UsageError: One of them is no number. Any number is taken; `Roofline.observe` ignores what cannot be a time.
+        UsageError: One of them is no number. `Roofline.observe` ignores numbers that no step can have taken or read.
     """
 
     cpu_ns: float
@@ -108,7 +109,7 @@ class Roofline:
             for sample in samples:
                 number(name, sample, least, most)
 
-    def cpu_share(self, num_placed: int) -> float:
+    def cpu_share(self, num_placed: float) -> float:
         """The share r at which CPU and link take equally long.
 
         With nothing placed the equation has no value; its limit for ever fewer entries is returned:
@@ -125,7 +126,7 @@ class Roofline:
 
         Source: equation 2.
         """
-        number("num_placed", num_placed, 0.0, math.inf)
+        num_placed = number("num_placed", num_placed, 0.0, math.inf)
         both = self.cpu_s_per_entry + self.link_s_per_entry
         share = self.link_s_per_entry / both
         head_start = self.link_fixed_s - self.cpu_fixed_s
@@ -254,7 +255,7 @@ def _is_time(time_ns: float, jobs: int) -> bool:
 
 
 def _is_count(number: float) -> bool:
-    return 0 < number < math.inf
+    return 0 < number <= MOST_COUNT
 
 
 def _clip(cost_s: float) -> float:

@@ -33,10 +33,13 @@ struct Watched {
               ++parts;
             },
             [this] { ended = true; }, [this] { dropped = true; })) {}
-  // Until then workers look at it.
+  // A task that is not done may still read `flag` and write `parts`.
   ~Watched() { CHECK(!armed || task->done()); }
 
-  void Arm() { CHECK(armed = Workers::Get().Arm(task, &flag)); }
+  void Arm() {
+    armed = Workers::Get().Arm(task, &flag);
+    CHECK(armed);
+  }
   void Raise() { flag.store(1, std::memory_order_release); }
   void Disarm() { Workers::Get().Disarm(task); }
   void Wait() { CHECK(task->WaitUntil(NowNs() + kSoon)); }
@@ -137,7 +140,7 @@ void TestApproach(int workers) {
   CHECK(calls >= 3 && later == 0);  // One at least waits; others may sleep.
   flag.store(1);
   CHECK(task->WaitUntil(deadline) && last->WaitUntil(deadline));
-  before.Wait();  // A worker may still sleep in it.
+  before.Wait();  // One worker may have been in it all the time.
   CHECK(parts == workers);
   while (!held.expired() && NowNs() < deadline) SleepUs(100);
   CHECK(held.expired());

@@ -142,14 +142,20 @@ def test_values() -> None:
     refuses("value_in_key", lambda value: EntryLayout(**sizes, value_in_key=value), (1, None))
     refuses("kind", lambda value: Stream(LAYOUT, value), (None,))
     for name in ("cpu_s_per_entry", "link_fixed_s", "nudge"):
-        refuses(name, lambda value, name=name: Roofline(**{**COSTS, name: value}), ("x", HUGE, 2e3))
+        refuses(
+            name,
+            lambda value, name=name: Roofline(**{**COSTS, name: value}),
+            ("x", True, HUGE, 2e3),
+        )
     for name in ("cpu_samples", "link_samples", "nudge_samples"):
         wrong = ("x", True, (math.inf,) * 5, (1e308,), (-HUGE,))
         refuses(name, lambda value, name=name: Roofline(**{**COSTS, name: value}), wrong)
     refuses("num_placed", Roofline(**COSTS).cpu_share, ("x", None, -1))
     times = dict.fromkeys((field.name for field in dataclasses.fields(StepTiming)), 1)
     for name in times:
-        refuses(name, lambda value, name=name: StepTiming(**{**times, name: value}), ("x", None))
+        refuses(
+            name, lambda value, name=name: StepTiming(**{**times, name: value}), ("x", None, True)
+        )
     refuses("timing", Roofline(**COSTS).observe, (3, None))
     refuses("policy", policies.choose, (3, None))
     refuses("policy.schedule", lambda value: policies.require(policies.CpuOnly(value)), (3, None))

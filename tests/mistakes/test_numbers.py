@@ -1,8 +1,10 @@
 """Weights and logits that are no numbers, empty shares, absurd timings."""
 
 import dataclasses
+import math
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -155,20 +157,17 @@ def test_identical_keys_and_huge_activations(whole: Engine) -> None:
 
 def test_absurd_timings_leave_the_share_in_its_range() -> None:
     line = Roofline(cpu_s_per_entry=1e-6, link_s_per_entry=1e-6, cpu_fixed_s=0.0, link_fixed_s=0.0)
-    for value in (0, -1, 10**9, 10**18, 2**62, 10**400):
-        timing = StepTiming(
-            cpu_ns=value,
-            link_ns=value,
-            wait_cpu_ns=value,
-            wait_link_ns=value,
-            host_entries=1000,
-            streamed_entries=1000,
-            jobs=2,
-        )
-        policy = dataclasses.replace(ALL_POLICIES["share_0.5"], share=None, roofline=line)
-        for _ in range(3):
-            policy = policy.observe(timing)
-            assert 0.0 <= policy.cpu_share(10_000) <= 1.0
+    usual: dict[str, Any] = {"cpu_ns": 9**7, "link_ns": 9**7, "link_idle_ns": 9**6, "jobs": 2}
+    usual |= {"wait_cpu_ns": 9**6, "wait_link_ns": 9**6}
+    usual |= {"host_entries": 1000, "streamed_entries": 1000}
+    for value in (0, -1, 10**9, 10**18, 2**62, 10**400, math.inf, math.nan):
+        times = dict.fromkeys((name for name in usual if name.endswith("_ns")), value)
+        for changes in (times, *({name: value} for name in usual)):
+            policy = dataclasses.replace(ALL_POLICIES["share_0.5"], share=None, roofline=line)
+            for _ in range(3):
+                policy = policy.observe(StepTiming(**usual | changes))
+                for num_placed in (0, 10_000, 10**400):
+                    assert 0.0 <= policy.cpu_share(num_placed) <= 1.0
 
 
 def test_jax_is_where_it_was() -> None:
