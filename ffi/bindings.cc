@@ -224,6 +224,7 @@ void BindStepQueue(nb::module_& m) {
       .def("push", &QueueHandle::Push, nb::arg("jobs"), nb::arg("host_pool"), nb::arg("table_ptr"),
            nb::arg("table"), nb::arg("load_pool"), nb::arg("loads"), nb::arg("stores"),
            nb::arg("moves"))
+      .def("take_back", [](QueueHandle& h) { return h.queue()->TakeBack(); })
       .def_prop_ro("idle", [](const QueueHandle& h) { return h.queue()->Idle(); })
       .def_prop_ro("handshake", [](const QueueHandle& h) { return h.queue()->HandshakeName(); })
       .def_prop_ro("poison", [](const QueueHandle& h) { return h.queue()->Poison(); })

@@ -50,6 +50,13 @@ void StepQueue::Push(const PlanArrays& arrays) {
   pushed_.push_back(std::move(plan));
 }
 
+bool StepQueue::TakeBack() {
+  const Lock lock(mutex_);
+  if (pushed_.empty()) return false;
+  pushed_.pop_back();
+  return true;
+}
+
 Status StepQueue::Usable() const {
   if (closed_) return Status::FailedPrecondition("engine: its step queue is closed");
   if (poison_) return Status::FailedPrecondition("engine: an earlier call failed: " + *poison_);

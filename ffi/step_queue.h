@@ -36,6 +36,8 @@ class StepQueue {
   // Throws std::invalid_argument for a plan that cannot be carried out, std::runtime_error if the
   // queue is poisoned or closed, if there is work and no worker, or in a forked child.
   void Push(const PlanArrays& arrays);
+  // Drops the plan that was pushed last, if its program has not begun; false if it has.
+  bool TakeBack();
 
   // The calls of a program. Sizes are checked against the plan and its pools; `carrier` moves the
   // bytes.

@@ -182,3 +182,29 @@ def test_the_window_is_exact_at_every_length(texts: Texts) -> None:
     texts.cache.end_prompt(0)
     errors = [texts.error(0, texts.step()) for _ in range(2 * BLOCK + 60)]
     assert np.max(errors) < 1e-5
+
+
+def test_padding_of_a_prompt_may_hold_anything(texts: Texts) -> None:
+    """Padding gets no weight; 0 times what is not finite would count all the same."""
+    length, padded = 40, 64
+    beyond = jnp.arange(padded)[:, None, None] >= length
+    q, key, value = (
+        jnp.where(beyond, jnp.nan, x[0, :padded]) for x in (texts.q, texts.key, texts.value)
+    )
+
+    @jax.jit
+    def prefill(views: Views) -> tuple[Views, jax.Array]:
+        view, how = views[0].begin(), {"row": jnp.int32(0), "length": jnp.int32(length)}
+        o, view = attend_prompt(q, Entries(key, value), view, scale=SCALE, **how)
+        return views.put(0, view), o
+
+    texts.cache.begin_prompt(0, length)
+    o = texts.cache.write_prompt(0, (0,), prefill)
+    texts.cache.end_prompt(0)
+    for t in (0, 31, 32, 39):
+        whole = attend_reference(
+            texts.q[:1, t], texts.key[:1], texts.value[:1], jnp.array([t + 1]), scale=SCALE
+        )
+        assert float(jnp.abs(o[t] - whole.o[0]).max()) < 1e-5
+    for _ in range(30):
+        assert texts.error(0, texts.step()) < 1e-5

@@ -186,6 +186,9 @@ class StepQueue:
     def poison(self) -> str | None:
         """Text of the first call that failed."""
 
+    def take_back(self) -> bool:
+        """Drops the plan that was pushed last, if its program has not begun; false if it has."""
+
     def drain_timings(self) -> npt.NDArray[np.int64]:
         """Sums of each finished plan that had jobs or loads, oldest first, int64 [n, 7].
 

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int32
 
 from wscope_jax import arguments
 from wscope_jax.arguments import array, instance
+from wscope_jax.errors import UsageError
 from wscope_jax.layout import ByteOrder, Entries, EntryLayout
 from wscope_jax.ops import host
 from wscope_jax.ops.packing import pack
@@ -136,6 +137,7 @@ def attend(
     layout, num_rows = view.layouts[0], view.shared.length.shape[0]
     array("q", q, "float", num_rows, "H", layout.key_dim)
     _check_entries(entries, num_rows, layout)
+    _check_heads(q.shape[1], layout.num_kv_heads)
     if sink is not None:
         array("sink", sink, "float", q.shape[1])
     q, view = begin(q, view, scale=scale)
@@ -158,7 +160,7 @@ def attend_prompt(
 
     Args:
         q: queries of all T tokens of one sequence; T is a multiple of the block.
-        entries: their entries; tokens from `length` on are padding and are stored nowhere.
+        entries: their entries; tokens from `length` on are padding, may hold anything, and are stored nowhere.
         view: the layer's view.
         row: row of the batch that the sequence lives in.
         length: tokens that count, as `begin_prompt` was told: an operand, which nothing compares with that.
@@ -178,10 +180,20 @@ def attend_prompt(
     _check_entries(entries, q.shape[0], layout)
     if attended is not None:
         instance("attended", attended, Entries, "Entries(key, value) or None")
+        array("attended.key", attended.key, "float", q.shape[0], "G", q.shape[2])
+        array("attended.value", attended.value, "float", q.shape[0], attended.key.shape[1], "V")
     for name, scalar in (("row", row), ("length", length)):
         array(name, scalar, "int")
     key, value = entries if attended is None else attended
+    _check_heads(q.shape[1], key.shape[1])
+    if q.shape[0] == 0 or q.shape[0] % spec.block:
+        raise UsageError(
+            f"q: expected tokens padded to a multiple of the block, {spec.block}, got {q.shape[0]}"
+        )
     value = key[..., : layout.value_dim] if value is None else value
+    # Padding gets no weight, but 0 times what is not finite would count.
+    counts = jnp.arange(q.shape[0])[:, None, None] < length
+    value = jnp.where(counts, value, jnp.zeros((), value.dtype))
     with jax.named_scope("prefill"):
         o = causal_attention(q, key, value, scale=scale).astype(q.dtype)
     stored = jax.tree.map(lambda x: x.astype(spec.storage), entries)
@@ -196,6 +208,14 @@ def _check(entries: Any, view: Any, scale: Any) -> None:
     instance("entries", entries, Entries, "Entries(key, value)")
     instance("view", view, View, "a layer's view, such as views[i]")
     arguments.scale(scale)
+
+
+def _check_heads(num_heads: int, num_kv_heads: int) -> None:
+    """Raises UsageError for query heads that the kv heads do not serve alike."""
+    if num_heads == 0 or num_kv_heads == 0 or num_heads % num_kv_heads:
+        raise UsageError(
+            f"q: expected a multiple of the {num_kv_heads} kv heads as query heads, got {num_heads}"
+        )
 
 
 def _check_entries(entries: Entries, num: int, layout: EntryLayout) -> None:

@@ -13,7 +13,7 @@ from wscope_jax.evictions import Evictions
 from wscope_jax.footprint import CHUNK_ENTRIES, Footprint
 from wscope_jax.layout import Region, Stream, check_layers, check_window
 from wscope_jax.placement import HOST_REGIONS, Placement
-from wscope_jax.policies import Policy, require
+from wscope_jax.policies import Policy, answers, require
 from wscope_jax.prompts import Prompts
 from wscope_jax.regions import Regions
 from wscope_jax.views import CacheSpec, Views
@@ -172,10 +172,13 @@ class InplaceKVCache:
 
     def cpu_share(self) -> float:
         """The share r that the policy aims at for the blocks that are placed and those on their way."""
-        return self.policy.cpu_share(self.placement.expected_blocks * self.block)
+        return answers.cpu_share(self.policy, self.placement.expected_blocks * self.block)
 
     def is_full(self, row: int) -> bool:
-        """Whether `row` cannot take another token: it holds `max_len`, or its window is full for good."""
+        """Whether `row` cannot take another token: it holds `max_len`, or its window is full and nothing has room.
+
+        The latter may end when another row is released.
+        """
         row = self.placement.index(row)
         if self.placement.rows[row].length >= self.max_len:
             return True
@@ -199,7 +202,7 @@ class InplaceKVCache:
         with self._dispatcher.lock:
             self._dispatcher.check_open()
             self._decode.outdate()  # the row's slots may have been another's
-            self._prompts.begin(row, length, self.spec)
+            self._prompts.begin(self.placement.index(row), length, self.spec)
 
     def write_prompt(
         self, row: int, layers: Sequence[int], fn: Callable[[Views], tuple[Views, T]]
@@ -219,6 +222,7 @@ class InplaceKVCache:
         """
         with self._dispatcher.lock:
             self._dispatcher.check_open()
+            row = self.placement.index(row)
             layers = self._prompts.check(row, layers)
             plan = None
             if self.spec.has_calls:
@@ -237,6 +241,7 @@ class InplaceKVCache:
         """
         with self._dispatcher.lock:
             self._dispatcher.check_open()
+            row = self.placement.index(row)
             self._prompts.check_whole(row)
             self._dispatcher.wait(self._dispatcher.tickets)
             self._prompts.forget(row)
@@ -276,7 +281,7 @@ class InplaceKVCache:
                 self.placement.append(row)
             self._evictions.start_due(self.active_rows)
             for timing in self._dispatcher.timings(self._decode.num_jobs):
-                self.policy = self.policy.observe(timing)
+                self.policy = answers.observe(self.policy, timing)
                 self.work = self.work.after(timing)
             return out
 
@@ -309,7 +314,7 @@ class InplaceKVCache:
             occupancy = self.placement.occupancy(
                 row, unpinned_room=room[Region.UNPINNED], pinned_room=room[Region.PINNED]
             )
-            region = self.policy.route(occupancy)
+            region = answers.route(self.policy, occupancy)
             if region is None or self._pools.make_room(region, self.placement):
                 return region
             room[region] = False
@@ -332,5 +337,7 @@ def _only_stream(streams: Sequence[Sequence[Stream]]) -> Stream:
     check_layers(streams)
     layouts = {stream.layout for layer in streams for stream in layer}
     if any(len(layer) != 1 for layer in streams) or len(layouts) != 1:
-        raise NotImplementedError("streams: every layer must store one stream, all of one layout")
+        raise UsageError("streams: a cache holds one stream in every layer, all of one layout")
+    if (tokens := streams[0][0].layout.tokens_per_entry) != 1:
+        raise UsageError(f"streams: a cache holds an entry for each token, got one for {tokens}")
     return streams[0][0]

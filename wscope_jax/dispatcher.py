@@ -125,14 +125,21 @@ class Dispatcher:
         """Most layers of which blocks were under way at the same time."""
         return self._queue.staged_high_water
 
-    def dispatch(self, plan: StepPlan | None, run: Callable[[], tuple[jax.Array, T]]) -> T:
+    def dispatch(
+        self,
+        plan: StepPlan | None,
+        run: Callable[[], tuple[jax.Array, T]],
+        may_take_back: Callable[[], bool] = lambda: False,
+    ) -> T:
         """Pushes `plan` and calls `run`, which dispatches the program; None pushes nothing.
 
-        If `run` raises, its program may not have used up the plan: nothing can be dispatched any more.
+        If `run` raises, its program may not have used up the plan: nothing can be dispatched any more, unless the plan
+        can be taken back.
 
         Args:
             plan: what the program's calls are to do.
             run: returns the order that the program returns, and anything else.
+            may_take_back: whether no program that `run` has dispatched can be on its way to the plan.
 
         Raises:
             WscopeError: nothing can be dispatched any more, or a program that has run did not make its calls.
@@ -146,6 +153,9 @@ class Dispatcher:
                 self._push(plan)
                 self._order, out = run()
             except BaseException as error:
+                if isinstance(error, Exception) and may_take_back() and self._queue.take_back():
+                    self.tickets -= plan.num_stores
+                    raise
                 self._ended = self.failure or f"a program failed to start: {error}"
                 if self.failure is not None and isinstance(error, Exception):
                     raise self._refusal() from error

@@ -1,9 +1,11 @@
 """One call of `generate`: the loop that feeds tokens."""
 
+import atexit
 import contextlib
 import itertools
 import threading
 import time
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, Final
 
@@ -75,6 +77,8 @@ class Generation:
         self._check_open = check_open
         self._lock = threading.RLock()
         self._events = self._run()
+        self._is_closed = False
+        _open.add(self)
 
     def __iter__(self) -> Iterator[Event]:
         try:
@@ -111,6 +115,8 @@ class Generation:
             self._close()
 
     def _close(self) -> None:
+        if self._is_closed:
+            return
         for number in list(self._cache.active_rows):
             row = self._rows[number]
             if not row.tokens_in:  # not closed before
@@ -119,6 +125,7 @@ class Generation:
         if self._learned is not None:
             self._learned(self._cache.policy)
         self._cache.close()
+        self._is_closed = True
 
     @contextlib.contextmanager
     def _timed(self, name: str) -> Iterator[None]:
@@ -296,3 +303,17 @@ class Generation:
             "link_bytes": work.streamed_entries * entry_bytes,
             "shares": [list(pair) for pair in self._shares],
         }
+
+
+_open: Final[weakref.WeakSet[Generation]] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_open() -> None:
+    """Before the modules that closing needs are torn down. One that another thread is in is left to that."""
+    for generation in [] if forks.is_child() else list(_open):
+        if generation._lock.acquire(blocking=False):
+            try:
+                generation.close()
+            finally:
+                generation._lock.release()

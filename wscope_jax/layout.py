@@ -115,8 +115,7 @@ class Stream:
         kind: "placed" (blocks in host memory and a window ring on the device).
 
     Raises:
-        UsageError: `layout` is none.
-        NotImplementedError: another kind.
+        UsageError: `layout` is none, or another kind.
     """
 
     layout: EntryLayout
@@ -126,9 +125,7 @@ class Stream:
         instance("layout", self.layout, EntryLayout, "an EntryLayout")
         instance("kind", self.kind, str, "'placed'")
         if self.kind != "placed":
-            raise NotImplementedError(
-                f"kind: only 'placed' streams are supported, got {shown(self.kind)}"
-            )
+            raise UsageError(f"kind: only 'placed' streams are supported, got {shown(self.kind)}")
 
 
 def check_window(window: Any) -> int:

@@ -11,7 +11,7 @@ from wscope_jax.arguments import integer
 from wscope_jax.errors import CapacityError
 from wscope_jax.footprint import CHUNK_ENTRIES, MOST, Footprint
 from wscope_jax.layout import Region, Stream, check_layers, check_window
-from wscope_jax.policies import Policy, require
+from wscope_jax.policies import Policy, answers, require
 from wscope_jax.search import largest
 from wscope_jax.sizes import amount
 
@@ -64,7 +64,7 @@ class Plan:
         blocks = size.batch * size.row_blocks(stream)
         # What a run of the policy's own routing ends with: it gives the CPU the next block while
         # the CPU has less than its share.
-        share = self.policy.cpu_share(blocks * size.window) if blocks else 0.0
+        share = answers.cpu_share(self.policy, blocks * size.window) if blocks else 0.0
         unpinned = min(blocks, math.ceil(share * blocks))
         sizes = {
             Region.UNPINNED.value: unpinned * size.block_bytes(stream),

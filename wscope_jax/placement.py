@@ -98,8 +98,8 @@ class Occupancy:
         batch_unpinned: those of them in UNPINNED.
         expected_blocks: of all rows once the prompts are placed, see `Placement.expected_blocks`.
         block: D, entries in a block.
-        unpinned_room: UNPINNED can take another block.
-        pinned_room: PINNED can take another block.
+        unpinned_room: UNPINNED can take another block, and is used by the policy.
+        pinned_room: PINNED can take another block, and is used by the policy.
     """
 
     row_blocks: int
@@ -111,11 +111,14 @@ class Occupancy:
     unpinned_room: bool = True
     pinned_room: bool = True
 
+    def has_room(self, region: Region) -> bool:
+        """Whether a host region can take another block."""
+        return self.unpinned_room if region is Region.UNPINNED else self.pinned_room
+
     def fits(self, wanted: Region) -> Region | None:
         """`wanted`, or the other host region if that one is full, or None if both are."""
-        room = {Region.UNPINNED: self.unpinned_room, Region.PINNED: self.pinned_room}
         other = Region.PINNED if wanted is Region.UNPINNED else Region.UNPINNED
-        return wanted if room[wanted] else other if room[other] else None
+        return wanted if self.has_room(wanted) else other if self.has_room(other) else None
 
 
 class Placement:
@@ -170,7 +173,8 @@ class Placement:
 
     def begin(self, row: int) -> None:
         """Starts an empty sequence in `row`."""
-        if self.rows[self.index(row)].is_live:
+        row = self.index(row)
+        if self.rows[row].is_live:
             raise UsageError(f"row: row {row} still holds a sequence; release it first")
         self.rows[row] = RowRecord(is_live=True)
         self._begun.add(row)

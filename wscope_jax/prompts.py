@@ -106,6 +106,6 @@ class Prompts:
         self._missing.pop(row, None)
 
     def _of(self, row: int) -> list[int]:
-        if self._placement.index(row) not in self._missing:
+        if row not in self._missing:
             raise UsageError(f"row: row {row} has no prompt under way; call begin_prompt first")
         return self._missing[row]

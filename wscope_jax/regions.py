@@ -85,6 +85,8 @@ class Regions:
     def dispatch(self, plan: StepPlan | None, fn: Callable[[Views], tuple[Views, T]]) -> T:
         """Dispatches a program that takes the views (donated) and returns them and anything else.
 
+        If `fn` raises before a program has taken the views, nothing has happened.
+
         Args:
             plan: what the program's calls are to do; None if it makes none.
             fn: runs the program.
@@ -109,7 +111,10 @@ class Regions:
                 )
             return views.shared.order, (views, out)
 
-        self.views, out = self.dispatcher.dispatch(plan, run)
+        before = self.views.shared.order
+        self.views, out = self.dispatcher.dispatch(
+            plan, run, may_take_back=lambda: not before.is_deleted()
+        )
         return out
 
     def wait(self) -> None:

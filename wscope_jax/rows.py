@@ -86,7 +86,7 @@ class Result:
         tokens: new ids of each prompt, an end token included.
         text: new text of each prompt, cut before a stop string; None without a tokenizer.
         finish_reason: of each prompt, see `Event`; "interrupted" if the call was ended early.
-        regions: by region name {"tokens", "bytes"}: tokens of all rows when they ended (for "ping_pong" what its two
+        regions: by region name {"tokens", "bytes"}: tokens of all rows when they ended (for "ping_pong" what its
             slots hold), bytes in all layers.
         cpu_share: r when decoding began ("first") and ended ("last").
         compiles: programs compiled: "warmup", "ahead", "stall".

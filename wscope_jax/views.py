@@ -180,7 +180,16 @@ class Views:
         )
 
     def put(self, layer: int, view: View) -> "Views":
-        """The views after layer `layer`: its rings replaced, its shared part handed on."""
+        """The views after layer `layer`: its rings replaced, its shared part handed on.
+
+        Raises:
+            UsageError: `attend` was called for all rows of a layer, and this is not the next one.
+        """
+        rows = self.shared.length.shape[0]
+        if view.attended - self.attended == rows and self.attended != rows * layer:
+            raise UsageError(
+                f"put: layer {layer} comes after {self.attended / rows:g} layers; attend to each layer once, in order"
+            )
         layers = (*self.layers[:layer], view.rings, *self.layers[layer + 1 :])
         return dataclasses.replace(
             self, layers=layers, shared=view.shared, turn=view.turn, attended=view.attended

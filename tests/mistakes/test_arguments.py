@@ -189,13 +189,25 @@ def entries(num, heads=2):
 
 step = dict(q=jnp.zeros((2, 4, 16)), entries=entries(2), view=cache.views[0], scale=0.25)
 attend(**step, sink=jnp.zeros(4))
-refuses(attend, step, q=(None, 3, jnp.zeros((3, 4, 16))), entries=(None, entries(3), entries(2, 1)),
+refuses(attend, step, q=(None, 3, jnp.zeros((3, 4, 16)), jnp.zeros((2, 3, 16)), jnp.zeros((2, 0, 16))),
+        entries=(None, entries(3), entries(2, 1)),
         view=(None, cache.views), scale=(None, 0, "x", 1e-46, 1e39), sink=(3, jnp.zeros(3)))
 prompt = dict(q=jnp.zeros((32, 4, 16)), entries=entries(32), view=cache.views[0], scale=0.25,
               row=jnp.int32(0), length=jnp.int32(3))
 attend_prompt(**prompt)
-refuses(attend_prompt, prompt, q=(None, 3), entries=(None, entries(3)), view=(None,), scale=(None,),
-        row=(None, 1.5), length=(None, "x"), attended=(3,))
+refuses(attend_prompt, prompt, q=(None, 3, jnp.zeros((32, 3, 16)), jnp.zeros((32, 0, 16))),
+        entries=(None, entries(3)), view=(None,), scale=(None,),
+        row=(None, 1.5), length=(None, "x"), attended=(3, entries(31),
+        Entries(jnp.zeros((32, 2, 16)), None), Entries(jnp.zeros((32, 2, 15)), jnp.zeros((32, 2, 8))),
+        Entries(jnp.zeros((32, 2, 16)), jnp.zeros((32, 1, 8)))))
+for tokens in (0, 33):  # not whole blocks
+    refuses(lambda q: attend_prompt(**{{**prompt, "q": jnp.zeros((tokens, 4, 16)), "entries": entries(tokens)}}),
+            {{}}, q=(1,))
+two = EntryLayout(num_kv_heads=2, key_dim=16, value_dim=8, tokens_per_entry=2)
+for streams in ([[Stream(two)]], [[Stream(layout)] * 2], [[Stream(layout)], [Stream(two)]]):
+    refuses(lambda streams, each: InplaceKVCache(
+        each, policy=policies.Resident(), batch=1, max_len=64), dict(each=streams), streams=(1,))
+refuses(lambda kind: Stream(layout, kind), {{}}, kind=("resident",))
 key = jnp.zeros((2, 8, 2, 16))
 arrays = dict(q=step["q"], key=key, value=key, lengths=jnp.array([3, 4], jnp.int32))
 host_attention(**arrays)

@@ -110,8 +110,18 @@ def test_a_step_that_makes_some_of_its_calls(placing: Texts) -> None:
         steps()
 
 
-@pytest.mark.parametrize("layers", [(), (0,), (0, 1, 1)])
-def test_a_step_of_too_few_or_too_many_layers(texts: Texts, layers: tuple[int, ...]) -> None:
+@pytest.mark.parametrize(
+    ("layers", "said"),
+    [
+        ((), "advance: .* 0 calls of attend.* 2 layers"),
+        ((0,), "advance: .* 1 calls of attend.* 2 layers"),
+        ((0, 1, 1), "put: layer 1 comes after 2 layers"),
+        ((0, 0), "put: layer 0 comes after 1 layers"),
+        ((1, 0), "put: layer 1 comes after 0 layers"),
+    ],
+)
+def test_a_step_of_other_layers(texts: Texts, layers: tuple[int, ...], said: str) -> None:
+    """It is refused while it is traced, and leaves the cache as it was."""
     q, new = texts.q[:, 0], jax.tree.map(lambda x: x[:, 0], (texts.key, texts.value))
 
     @jax.jit
@@ -122,8 +132,55 @@ def test_a_step_of_too_few_or_too_many_layers(texts: Texts, layers: tuple[int, .
             views = views.put(i, view)
         return views.advance(), None
 
-    with pytest.raises(UsageError, match=rf"advance: .* {len(layers)} calls of attend.* 2 layers"):
+    with pytest.raises(UsageError, match=said):
         texts.cache.step(step)
+    assert texts.error(0, texts.step()) < 1e-5
+
+
+def test_a_program_that_does_not_start_leaves_the_cache_as_it_was(texts: Texts) -> None:
+    cache = texts.cache
+    for _ in range(3):
+        with pytest.raises(ZeroDivisionError):
+            cache.step(lambda views: 1 / 0)  # type: ignore[arg-type, return-value]
+    assert cache.length(0) == 70
+    cache.begin_prompt(1, 70)
+    with pytest.raises(ZeroDivisionError):
+        cache.write_prompt(1, (0, 1), lambda views: 1 / 0)  # type: ignore[arg-type, return-value]
+    texts.write(1, 70, (0, 1))
+    cache.end_prompt(1)
+    for _ in range(2 * BLOCK):
+        o = texts.step()
+    assert max(texts.error(row, o) for row in (0, 1)) < 1e-5
+    assert cache.row_tokens(0)[Region.WINDOW] < 2 * BLOCK or not cache.spec.has_calls
+
+
+def test_a_program_that_has_taken_the_views_and_fails_then(placing: Texts) -> None:
+    def start_and_fail(views: Views) -> tuple[Views, None]:
+        q, new = placing.q[:, 0], Entries(placing.key[:, 0], placing.value[:, 0])
+        placing._step(views, q, new)
+        raise RuntimeError("too late")
+
+    with pytest.raises(RuntimeError, match="too late"):
+        placing.cache.step(start_and_fail)
+    with pytest.raises(
+        WscopeError, match="not usable any more: a program failed to start: too late"
+    ):
+        placing.step()
+
+
+@pytest.mark.parametrize("kind", [jnp.int32, np.int64])
+def test_numbers_of_rows_may_be_of_any_type(texts: Texts, kind: Any) -> None:
+    cache, row = texts.cache, kind(1)
+    cache.begin_prompt(row, kind(70))
+    padded = texts.q[1, :96], Entries(texts.key[1, :96], texts.value[1, :96])
+    args = (*padded, jnp.int32(1), jnp.int32(70))
+    cache.write_prompt(row, (0, 1), lambda views: texts._prefill(views, *args, (0, 1)))
+    cache.end_prompt(row)
+    assert texts.error(1, texts.step()) < 1e-5
+    assert cache.holds(row)
+    assert cache.length(row) == 71
+    cache.release(row)
+    assert not cache.holds(1)
 
 
 def slow_step(

@@ -408,6 +408,8 @@ def test_the_interpreter_ends_with_a_live_cache(environment: dict[str, str]) -> 
         print(sum(1 for _ in zip(range(40), iter(lambda: next(stream), None))), flush=True)
         other = eng.stream([list(range(100))], Sampling(max_new_tokens=500, ignore_eos=True))
         next(other)
+        kept = iter(eng.stream([list(range(100))], Sampling(max_new_tokens=500, ignore_eos=True)))
+        next(kept)
     """
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", textwrap.dedent(program)],

@@ -1,10 +1,11 @@
 """Policies by name; all are values of one shape (`protocol.Policy`)."""
 
 from collections.abc import Callable
-from typing import Any, Final, cast
+from typing import Final
 
-from wscope_jax.arguments import having, number, shown
+from wscope_jax.arguments import number, shown
 from wscope_jax.errors import UsageError
+from wscope_jax.policies.answers import require as require
 from wscope_jax.policies.fixed import CpuOnly as CpuOnly
 from wscope_jax.policies.fixed import GpuOnly as GpuOnly
 from wscope_jax.policies.fixed import Resident as Resident
@@ -39,18 +40,3 @@ def choose(name: str, cpu_share: float | None = None) -> Policy:
             f"cpu_share: policy {name} has its own share, got {cpu_share}; use policy write_scope or share 'auto'"
         )
     return WriteScope(share=number("cpu_share", cpu_share, 0.0, 1.0))
-
-
-def require(policy: Any) -> Policy:
-    """`policy`, if it is one.
-
-    Raises:
-        UsageError: it is a class, a name, or an object that lacks something of `Policy`.
-    """
-    having("policy", policy, _members(Policy), "an object such as policies.CpuOnly()")
-    having("policy.schedule", policy.schedule, ("jobs", "__call__"), "a schedule")
-    return cast(Policy, policy)
-
-
-def _members(protocol: type) -> list[str]:
-    return [name for name in vars(protocol) if not name.startswith("_")]

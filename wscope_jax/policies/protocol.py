@@ -37,11 +37,14 @@ class Policy(Protocol):
         ...
 
     def cpu_share(self, num_placed: int) -> float:
-        """r, the share of `num_placed` placed entries (one layer, all rows) that the CPU should attend to."""
+        """R in [0, 1], the share of `num_placed` placed entries (one layer, all rows) that the CPU should attend to."""
         ...
 
     def route(self, occupancy: Occupancy) -> Region | None:
-        """Host region of the next full block of a row, or None if nothing has room."""
+        """Host region of the next full block of a row, or None if nothing has room.
+
+        One that has room: `Occupancy.has_room`; `Occupancy.fits` gives the other one where the wanted one has none.
+        """
         ...
 
     def observe(self, timing: StepTiming) -> "Policy":
