@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from wscope_jax.arguments import instance
+from wscope_jax.errors import UsageError
 
 
 class Partial(NamedTuple):
@@ -35,12 +36,18 @@ def merge(*partials: Partial) -> Partial:
     drop out; the union of empty sets is the empty partial, never a NaN.
 
     Raises:
-        UsageError: there is none, or something else.
+        UsageError: there is none, or something else, or their shapes differ.
 
     Source: the log-sum-exp merge of the paper's sequence-dimension split.
     """
     for part in partials or (None,):
         instance("partials", part, Partial, "Partial(o, lse), at least one")
+    shapes = {(part.o.shape, part.lse.shape) for part in partials}
+    if len(shapes) > 1 or partials[0].o.shape[:-1] != partials[0].lse.shape:
+        raise UsageError(
+            "partials: expected o [..., V] and lse [...], the same of each, got "
+            + ", ".join(f"{list(part.o.shape)} and {list(part.lse.shape)}" for part in partials)
+        )
     top = partials[0].lse
     for part in partials[1:]:
         top = jnp.maximum(top, part.lse)

@@ -36,7 +36,7 @@ class Sampling:
         top_p: above 0, up to 1: of these keep the likeliest whose probabilities reach top_p
             together.
         min_p: 0 to 1: of these keep the ones at least min_p times as likely as the likeliest.
-        seed: 0 to 2**63 - 1.
+        seed: 0 to 2**63 - 1. Rows of one call with the same seed draw differently: their number in it counts, too.
         stop: up to 64 strings that end the text and are not part of it.
         ignore_eos: go on after an end token.
 

@@ -215,7 +215,9 @@ refuses(host_attention, arrays, q=(None, 3, step["q"][:, :0]), key=(None, key[:1
         value=(3, key[..., :0]), lengths=(None, [3, 4]),
         scale=("x", 0, 1e-46, 1e39), value_dim=(0, 17), select=(3,), sink=(3,), block=(0, 33, None))
 refuses(lambda partials: merge(partials), {{}}, partials=(None, 3))
-for partials in ((), (Partial(jnp.zeros((1, 2, 4)), jnp.zeros((1, 2))), 3)):
+one = Partial(jnp.zeros((1, 2, 4)), jnp.zeros((1, 2)))
+for partials in ((), (one, 3), (one, Partial(jnp.zeros((2, 2, 4)), jnp.zeros((2, 2)))),
+                 (one, Partial(jnp.zeros((1, 2, 1)), one.lse)), (Partial(one.o, jnp.zeros(2)),)):
     try:
         merge(*partials)
     except UsageError:
