@@ -37,7 +37,7 @@ class Policy(Protocol):
         ...
 
     def cpu_share(self, num_placed: int) -> float:
-        """R in [0, 1], the share of `num_placed` placed entries (one layer, all rows) that the CPU should attend to."""
+        """The share r in [0, 1] of `num_placed` placed entries (one layer, all rows) that is the CPU's."""
         ...
 
     def route(self, occupancy: Occupancy) -> Region | None:
