@@ -19,7 +19,7 @@ help:
 	@echo 'make test-cpp  the C++ tests: plain, address and undefined, thread sanitizer'
 	@echo 'make lint      ruff, mypy --strict, clang-format'
 	@echo 'make format    let ruff and clang-format rewrite what they can'
-	@echo 'make bench     all benchmarks, quick (benchmarks/suite.py runs them as they are in benchmarks/results)'
+	@echo 'make bench     all benchmarks, quick (benchmarks/suite.py runs them at full size)'
 
 install:
 	@$(SETUP)

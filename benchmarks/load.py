@@ -60,8 +60,8 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument(
         "--loads",
-        type=options.words,
-        default="readers,copies",
+        type=options.some_of(LOADS),
+        default=",".join(LOADS),
         help=f"a list of {', '.join(LOADS)}",
     )
     parser.add_argument(
@@ -73,8 +73,6 @@ def arguments() -> argparse.Namespace:
     args = options.parse(
         parser, batch=4, context=2048, layers=LEAST_LAYERS, groups=10, chunk_entries=2 * WINDOW
     )
-    if unknown := set(args.loads) - set(LOADS):
-        parser.error(f"--loads: {', '.join(sorted(unknown))} is none of {', '.join(LOADS)}")
     args.share = None  # of `Bench`: its own
     return args
 

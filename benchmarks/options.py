@@ -5,19 +5,19 @@ import os
 import signal
 import sys
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final
 
 import record
 
-from wscope_jax import arguments, policies
+from wscope_jax import arguments, interruption, policies
 from wscope_jax.errors import CapacityError, UsageError, WscopeError, is_out_of_memory
 from wscope_jax.policies import Policy, WriteScope
 
-# What ends a run beside Ctrl-C, and what it is called then.
-STOPS: Final = {signal.SIGTERM: "terminated", signal.SIGHUP: "its terminal has gone"}
+STOPS: Final = (signal.SIGTERM, signal.SIGHUP)  # what ends a run beside Ctrl-C
+WORDS: Final = {**interruption.WORDS, 128 + signal.SIGHUP: "its terminal has gone"}  # by exit code
 Description = argparse.RawDescriptionHelpFormatter  # a module's text is printed as it stands
 
 
@@ -57,9 +57,13 @@ def output(text: str) -> Path:
         elif not os.access(path, os.W_OK):  # a pipe
             raise PermissionError("not permitted")
     except (OSError, ValueError) as error:  # the latter: a name that is none
-        why = getattr(error, "strerror", None) or error
-        raise ArgumentTypeError(f"{text!r} cannot be written: {why}") from None
+        raise ArgumentTypeError(f"{text!r} cannot be written: {reason(error)}") from None
     return path
+
+
+def reason(error: OSError | ValueError) -> str:
+    """What the system says of a path, without the path."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def count(text: str) -> int:
@@ -113,6 +117,18 @@ def words(text: str) -> list[str]:
     return found
 
 
+def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
+    """A type of option: those of the known words that stand between commas."""
+
+    def chosen(text: str) -> list[str]:
+        found = words(text)
+        if unknown := set(found) - set(known):
+            raise ArgumentTypeError(f"{', '.join(sorted(unknown))} is none of {', '.join(known)}")
+        return found
+
+    return chosen
+
+
 def _number(kind: type[int] | type[float], text: str) -> Any:
     """What the text says, or the text, which the check refuses."""
     try:
@@ -138,9 +154,9 @@ def end_in_one_line(main: Callable[[], None]) -> None:
     try:
         main()
     except KeyboardInterrupt as error:
-        number = signal.Signals(error.args[0] if isinstance(error, Stopped) else signal.SIGINT)
-        print(f"{name}: {STOPS.get(number, 'interrupted')}", file=sys.stderr)
-        sys.exit(128 + number)
+        code = 128 + (error.args[0] if isinstance(error, Stopped) else signal.SIGINT)
+        print(f"{name}: {WORDS[code]}", file=sys.stderr)
+        sys.exit(code)
     except WscopeError as error:
         print(f"{name}: {error}", file=sys.stderr)
         sys.exit(error.exit_code)

@@ -83,8 +83,7 @@ def directory(text: str) -> Path:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # the latter: a name that is none
-        why = getattr(error, "strerror", None) or error
-        raise UsageError(f"--out: {text!r} cannot be made: {why}") from None
+        raise UsageError(f"--out: {text!r} cannot be made: {options.reason(error)}") from None
     return path
 
 

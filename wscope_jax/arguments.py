@@ -127,6 +127,18 @@ def array(name: str, given: Any, kind: str, *shape: int | str) -> None:
         raise UsageError(f"{name}: expected an array of {kind}s [{wanted}], got {got}")
 
 
+def query_heads(q: Any, num_kv_heads: int) -> None:
+    """Checks that the kv heads serve the query heads [..., H, K] alike.
+
+    Raises:
+        UsageError: H is no multiple of them, or there are none.
+    """
+    if q.shape[-2] == 0 or num_kv_heads == 0 or q.shape[-2] % num_kv_heads:
+        raise UsageError(
+            f"q: expected query heads a multiple of the {num_kv_heads} kv heads, got {q.shape}"
+        )
+
+
 def instance(name: str, given: Any, kind: type, example: str) -> None:
     """Checks an object of a class.
 

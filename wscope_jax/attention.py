@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int32
 
 from wscope_jax import arguments
-from wscope_jax.arguments import array, instance
+from wscope_jax.arguments import array, instance, query_heads
 from wscope_jax.errors import UsageError
 from wscope_jax.layout import ByteOrder, Entries, EntryLayout
 from wscope_jax.ops import host
@@ -137,7 +137,7 @@ def attend(
     layout, num_rows = view.layouts[0], view.shared.length.shape[0]
     array("q", q, "float", num_rows, "H", layout.key_dim)
     _check_entries(entries, num_rows, layout)
-    _check_heads(q.shape[1], layout.num_kv_heads)
+    query_heads(q, layout.num_kv_heads)
     if sink is not None:
         array("sink", sink, "float", q.shape[1])
     q, view = begin(q, view, scale=scale)
@@ -185,7 +185,7 @@ def attend_prompt(
     for name, scalar in (("row", row), ("length", length)):
         array(name, scalar, "int")
     key, value = entries if attended is None else attended
-    _check_heads(q.shape[1], key.shape[1])
+    query_heads(q, key.shape[1])
     if q.shape[0] == 0 or q.shape[0] % spec.block:
         raise UsageError(
             f"q: expected tokens padded to a multiple of the block, {spec.block}, got {q.shape[0]}"
@@ -208,14 +208,6 @@ def _check(entries: Any, view: Any, scale: Any) -> None:
     instance("entries", entries, Entries, "Entries(key, value)")
     instance("view", view, View, "a layer's view, such as views[i]")
     arguments.scale(scale)
-
-
-def _check_heads(num_heads: int, num_kv_heads: int) -> None:
-    """Raises UsageError for query heads that the kv heads do not serve alike."""
-    if num_heads == 0 or num_kv_heads == 0 or num_heads % num_kv_heads:
-        raise UsageError(
-            f"q: expected a multiple of the {num_kv_heads} kv heads as query heads, got {num_heads}"
-        )
 
 
 def _check_entries(entries: Entries, num: int, layout: EntryLayout) -> None:

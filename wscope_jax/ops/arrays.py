@@ -8,7 +8,7 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int32
 
 from wscope_jax import _ffi, arguments, devices
-from wscope_jax.arguments import array, integer
+from wscope_jax.arguments import array, integer, query_heads
 from wscope_jax.errors import UsageError
 from wscope_jax.layout import TILE_ENTRIES, ByteOrder, Entries, EntryLayout
 from wscope_jax.ops.packing import pack
@@ -121,10 +121,7 @@ def _check(q: Any, key: Any, value: Any, lengths: Any, select: Any, sink: Any, b
     if value is not None:
         array("value", value, "float", *key.shape[:3], "V")
         _require_some("value", value)
-    if q.shape[1] % key.shape[2]:
-        raise UsageError(
-            f"q: expected query heads a multiple of the {key.shape[2]} kv heads, got {q.shape}"
-        )
+    query_heads(q, key.shape[2])
     array("lengths", lengths, "int", num_rows)
     if select is not None:
         array("select", select, "bool", num_rows, key.shape[1])
