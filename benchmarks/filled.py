@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from tests.cases import Case
-from wscope_jax import Entries, InplaceKVCache, Stream, attend
+from wscope_jax import COMPILER_OPTIONS, Entries, InplaceKVCache, Stream, attend
 from wscope_jax.attention import store_blocks
 from wscope_jax.footprint import CHUNK_ENTRIES
 from wscope_jax.layout import Region
@@ -91,7 +91,9 @@ def phases(timings: Sequence[StepTiming]) -> dict[str, float]:
     }
 
 
-@functools.partial(jax.jit, donate_argnums=0, static_argnames="scale")
+@functools.partial(
+    jax.jit, donate_argnums=0, static_argnames="scale", compiler_options=COMPILER_OPTIONS
+)
 def _attend_all(
     views: Views, q: jax.Array, new: Entries, *, scale: float
 ) -> tuple[Views, jax.Array]:

@@ -4,12 +4,13 @@ Prints how many tokens lie in each region, and how far the output is from attent
 """
 
 import argparse
+import functools
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from wscope_jax import Entries, EntryLayout, InplaceKVCache, Stream, attend, attend_prompt, policies
+import wscope_jax as ws
 from wscope_jax.ops.reference import attend_reference
 
 HEADS, KV_HEADS, DIM, PROMPT, STEPS = 8, 2, 64, 320, 100
@@ -23,24 +24,25 @@ class MyAttention(nnx.Module):
         self.v = nnx.LinearGeneral(width, (KV_HEADS, DIM), rngs=rngs)
 
     def __call__(self, x, view, **prompt):
-        entries = Entries(self.k(x), self.v(x))
-        how = attend_prompt if prompt else attend
+        entries = ws.Entries(self.k(x), self.v(x))
+        how = ws.attend_prompt if prompt else ws.attend
         return how(self.q(x), entries, view, scale=SCALE, **prompt)
 
 
 layer = MyAttention(32, nnx.Rngs(0))
 graphdef, state = nnx.split(layer)
 x = jax.random.normal(jax.random.key(1), (PROMPT + STEPS, 32))
+compiled = functools.partial(jax.jit, compiler_options=ws.COMPILER_OPTIONS)
 
 
-@jax.jit
+@compiled
 def prefill(state, x, views):
     row, length = jnp.int32(0), jnp.int32(PROMPT)
     o, view = nnx.merge(graphdef, state)(x, views[0].begin(), row=row, length=length)
     return views.put(0, view), o
 
 
-@jax.jit
+@compiled
 def step(state, x, views):
     views = views.begin()
     o, view = nnx.merge(graphdef, state)(x[None], views[0])
@@ -51,9 +53,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tiny", action="store_true", help="accepted; it takes seconds as it is")
     parser.parse_args()
-    streams = [[Stream(EntryLayout(num_kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM))]]
-    policy = policies.WriteScope(share=0.5)
-    with InplaceKVCache(
+    streams = [[ws.Stream(ws.EntryLayout(num_kv_heads=KV_HEADS, key_dim=DIM, value_dim=DIM))]]
+    policy = ws.policies.WriteScope(share=0.5)
+    with ws.InplaceKVCache(
         streams, policy=policy, batch=1, max_len=PROMPT + STEPS, window=64
     ) as cache:
         cache.begin_prompt(0, PROMPT)

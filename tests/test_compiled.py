@@ -3,12 +3,14 @@
 import os
 import sys
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from wscope_jax.compiled import LEAST_PRIORITY, SHORT_TURN_S, CompiledPrograms
+from wscope_jax.compiled import COMPILER_OPTIONS, LEAST_PRIORITY, SHORT_TURN_S, CompiledPrograms
 
 
 def priority() -> int:
@@ -35,3 +37,22 @@ def test_what_is_compiled_ahead_gives_way_to_steps() -> None:
     programs.close()  # the thread has ended
     assert priority() == before
     assert sys.getswitchinterval() == turn_before
+
+
+def test_programs_are_compiled_with_the_options(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they are worth shows on a GPU; that this version of JAX knows them shows anywhere."""
+    told: list[object] = []
+
+    def jit(fn: Callable[..., Any], **options: Any) -> Any:
+        told.append(options["compiler_options"])
+        return real(fn, **options)
+
+    real = jax.jit
+    monkeypatch.setattr(jax, "jit", jit)
+    programs = CompiledPrograms()
+    assert (programs.call("now", lambda x: x + 1, (jnp.zeros(2),)) == 1).all()
+    programs.prepare("ahead", lambda x: x + 2, (jnp.zeros(2),))
+    programs.close()
+    assert told == [COMPILER_OPTIONS] * 2
+    with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
+        real(lambda x: x, compiler_options={**COMPILER_OPTIONS, "no_such_option": 1})(1)

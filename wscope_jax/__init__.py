@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from wscope_jax.attention import attend as attend
     from wscope_jax.attention import attend_prompt as attend_prompt
     from wscope_jax.cache import InplaceKVCache as InplaceKVCache
+    from wscope_jax.compiled import COMPILER_OPTIONS as COMPILER_OPTIONS
     from wscope_jax.engine import Engine as Engine
     from wscope_jax.layout import Entries as Entries
     from wscope_jax.layout import EntryLayout as EntryLayout
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOME = {
+    "COMPILER_OPTIONS": "compiled",
     "Engine": "engine",
     "Entries": "layout",
     "EntryLayout": "layout",
@@ -50,6 +52,7 @@ _HOME = {
 _MODULES = ("models", "ops", "policies")
 
 __all__ = [
+    "COMPILER_OPTIONS",
     "Engine",
     "Entries",
     "EntryLayout",
