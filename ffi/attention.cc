@@ -95,12 +95,16 @@ void MergeState(const AttentionShape& shape, const SoftmaxState& from, const Sof
 
 void FinishState(const AttentionShape& shape, const SoftmaxState& state, float* o, float* lse) {
   for (int h = 0; h < shape.group(); ++h) {
-    const bool empty = state.max[h] == kNoScore;
-    lse[h] = empty ? kNoScore : state.max[h] * kLn2 + std::log(state.sum[h]);
-    // One division a head: a compiler keeps one a number scalar, 4 us for 16 heads of 512.
-    const float inverse = empty ? 0.0f : 1.0f / state.sum[h];
-    const float* const row = state.o + static_cast<int64_t>(h) * shape.value_dim;
     float* const out = o + static_cast<int64_t>(h) * shape.value_dim;
+    if (state.max[h] == kNoScore) {
+      lse[h] = kNoScore;
+      std::fill_n(out, shape.value_dim, 0.0f);
+      continue;
+    }
+    lse[h] = state.max[h] * kLn2 + std::log(state.sum[h]);
+    // One division a head: a compiler keeps one a number scalar, 4 us for 16 heads of 512.
+    const float inverse = 1.0f / state.sum[h];
+    const float* const row = state.o + static_cast<int64_t>(h) * shape.value_dim;
     for (int d = 0; d < shape.value_dim; ++d) out[d] = row[d] * inverse;
   }
 }

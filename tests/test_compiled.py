@@ -52,6 +52,7 @@ def test_programs_are_compiled_with_the_options(monkeypatch: pytest.MonkeyPatch)
     programs = CompiledPrograms()
     assert (programs.call("now", lambda x: x + 1, (jnp.zeros(2),)) == 1).all()
     programs.prepare("ahead", lambda x: x + 2, (jnp.zeros(2),))
+    programs.settle()
     programs.close()
     assert told == [COMPILER_OPTIONS] * 2
     with pytest.raises(jax.errors.JaxRuntimeError, match="no_such_option"):
