@@ -87,7 +87,7 @@ void HostJob::Cut(int workers) {
     }
   }
   part_begins_.push_back(items);
-  CountCuts();
+  half_kept_.reset(new std::atomic<bool>[num_parts_]());
   // A part that finds no memory can only make the result void; here it is an error that is told.
   SpareBuffers::Get().Reserve(kept_bytes());
 }
@@ -97,16 +97,6 @@ int64_t HostJob::CutNear(int64_t item, int64_t most) const {
   const int64_t begin = HeadBegin(segment), end = item + segment.last - segment.first;
   if (item - begin <= most) return begin;
   return end - item <= most ? end : item;
-}
-
-void HostJob::CountCuts() {
-  const int64_t heads = int64_t{num_rows()} * shape_.num_kv_heads;
-  states_left_.reset(new std::atomic<int>[heads]);
-  for (int64_t head = 0; head < heads; ++head) states_left_[head].store(1);
-  for (int part = 1; part < num_parts_; ++part) {
-    const Segment segment = SegmentAt(part_begins_[part], part_begins_[part + 1]);
-    if (segment.first != rows_->row_ptr[segment.row]) ++states_left_[HeadIndex(segment)];
-  }
 }
 
 void HostJob::Bind(const void* q, Storage q_storage, float* o, float* lse) {
@@ -142,6 +132,11 @@ float* HostJob::Kept(int part, bool begins_earlier) {
   auto* const memory = reinterpret_cast<float*>(kept_.memory.get());
   return memory == nullptr ? nullptr
                            : memory + (2 * part + (begins_earlier ? 0 : 1)) * shape_.state_size();
+}
+
+int HostJob::PartOf(int64_t item) const {
+  const auto next = std::upper_bound(part_begins_.begin(), part_begins_.end(), item);
+  return static_cast<int>(next - part_begins_.begin()) - 1;
 }
 
 // The segment that begins with `item` of the list and ends at `end` or where its head does.
@@ -208,8 +203,8 @@ void HostJob::RunPart(int part) {
     kernel_.attend(head_shape_, Queries(head, q_scratch), blocks, scratch, state);
     if (segment.whole) {
       WriteHead(head, state);
-    } else if (states_left_[head].fetch_sub(1, std::memory_order_acq_rel) == 1) {
-      MergeHead(segment);
+    } else {
+      MergeHead(segment, part);
     }
   }
 }
@@ -223,14 +218,21 @@ HostJob::Bytes HostJob::Near(int part, int step) const {
   return {HeadAt(SegmentAt(item, end)) + in_head, std::min(kPieceBytes, head_bytes - in_head)};
 }
 
-void HostJob::MergeHead(const Segment& segment) {
+void HostJob::MergeHead(const Segment& segment, int part) {
   const int64_t begin = HeadBegin(segment);
   const int64_t end = begin + rows_->row_ptr[segment.row + 1] - rows_->row_ptr[segment.row];
-  const auto next = std::upper_bound(part_begins_.begin(), part_begins_.end(), begin);
-  int part = static_cast<int>(next - part_begins_.begin()) - 1;
-  const SoftmaxState merged = StateAt(shape_, Kept(part, false));
-  while (part_begins_[++part] < end) MergeState(shape_, StateAt(shape_, Kept(part, true)), merged);
-  WriteHead(HeadIndex(segment), merged);
+  const int first = PartOf(begin), count = PartOf(end - 1) - first + 1;
+  const auto state = [&](int i) { return StateAt(shape_, Kept(first + i, i > 0)); };
+  int at = part - first;
+  for (int step = 1; step < count; step *= 2) {
+    const int left = at / (2 * step) * (2 * step), right = left + step;
+    if (right >= count) continue;
+    // The first of the two to come leaves the pair to the other.
+    if (!half_kept_[first + right].exchange(true, std::memory_order_acq_rel)) return;
+    MergeState(shape_, state(right), state(left));
+    at = left;
+  }
+  WriteHead(HeadIndex(segment), state(0));
 }
 
 void HostJob::Finish() {

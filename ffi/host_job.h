@@ -42,8 +42,9 @@ struct RowBlocks {
 // of the list in equal parts, then a half of what is left, and so on, so that workers of unequal
 // speed end together. Parts begin where a head does if that is not far. A part writes the heads
 // that it has whole straight to the result; what begins or ends inside a head is kept as a running
-// state, at most two a part. Who adds the last of a head's states merges them, in the order of the
-// parts. So the result depends on the number of workers only, whoever runs the parts. Each part
+// state, at most two a part. A head's states merge in pairs, then pairs of pairs, each as soon as
+// both are there, so that little is left to do behind the last part; the pairs follow from the
+// cuts. So the result depends on the number of workers only, whoever runs the parts. Each part
 // widens the query heads that it needs.
 class HostJob {
  public:
@@ -119,8 +120,10 @@ class HostJob {
   // The query heads of one kv head as floats, [H / G, K].
   const float* Queries(int64_t head_index, float* scratch) const;
   void WriteHead(int64_t head_index, const SoftmaxState& state);
-  // The last of its head's states is there.
-  void MergeHead(const Segment& segment);
+  // The part has kept its state of the segment's head: merges with what is there, and writes the
+  // head if that is all.
+  void MergeHead(const Segment& segment, int part);
+  int PartOf(int64_t item) const;
 
   int64_t kept_bytes() const {
     return 2 * num_parts_ * shape_.state_size() * static_cast<int64_t>(sizeof(float));
@@ -128,7 +131,6 @@ class HostJob {
   void Cut(int workers);
   // A place to cut near `item`: the end of a head if one is within `most` items.
   int64_t CutNear(int64_t item, int64_t most) const;
-  void CountCuts();
   void Forget();
 
   const AttentionShape shape_;
@@ -150,7 +152,8 @@ class HostJob {
   // step may wait for their turn.
   std::once_flag kept_once_;
   SpareBuffers::Buffer kept_;                        // [num_parts, 2, state_size]
-  std::unique_ptr<std::atomic<int>[]> states_left_;  // [b * G]: that are not kept yet.
+  // [num_parts]: of two states that merge one is kept, by the part of the right one.
+  std::unique_ptr<std::atomic<bool>[]> half_kept_;
   std::atomic<bool> is_void_{false};
 };
 
