@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <numeric>
+#include <random>
 #include <thread>
 #include <vector>
 
@@ -65,6 +67,25 @@ void TestEveryCut(const Case& test) {
     const auto on_workers = MakeJob(data, workers);
     if (const auto task = RunOnWorkers(on_workers)) task->Wait();
     CHECK(SameBits(*here, *on_workers));
+  }
+}
+
+// A head's states merge as they come; whatever the order, to the same bits.
+void TestEveryOrder(const Case& test) {
+  const CaseData data(test);
+  for (const int workers : {2, 3, 8, 1000}) {
+    const auto expected = MakeJob(data, workers);
+    RunHere(*expected);
+    std::vector<int> parts(expected->num_parts());
+    std::iota(parts.begin(), parts.end(), 0);
+    std::mt19937 random(workers);
+    for (int round = 0; round < 8; ++round) {
+      const auto job = MakeJob(data, workers);
+      for (const int part : parts) job->RunPart(part);
+      job->Finish();
+      CHECK(SameBits(*job, *expected));
+      std::shuffle(parts.begin(), parts.end(), random);
+    }
   }
 }
 
@@ -204,6 +225,7 @@ int main() {
     for (const wscope::Case& test : wscope::AllCases()) {
       wscope::TestEveryCut(test);
       wscope::TestBound(test);
+      wscope::TestEveryOrder(test);
     }
   }
   for (const wscope::Case& test : wscope::AllCases()) wscope::TestNear(test);
