@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import psutil
 import record
 
-from wscope_jax import Engine, InplaceKVCache, devices, machine
+from wscope_jax import COMPILER_OPTIONS, Engine, InplaceKVCache, devices, machine
 from wscope_jax.footprint import Footprint
 from wscope_jax.programs import Split, _sample
 from wscope_jax.sampling import Rows
@@ -85,7 +85,11 @@ class Account:
             return _step(leaves, ids, rows, model=model, value_dim=layout.value_dim)
 
         began = time.perf_counter()
-        program = jax.jit(step).lower(model.leaves, ids, rows).compile()
+        program = (
+            jax.jit(step, compiler_options=COMPILER_OPTIONS)
+            .lower(model.leaves, ids, rows)
+            .compile()
+        )
         jax.block_until_ready(program(model.leaves, ids, rows))
         took_s, temp = time.perf_counter() - began, _temp_bytes(program)
         words = f"it needs {temp / MB:,.0f} MB beside its operands"

@@ -1,9 +1,9 @@
 """How near to the speed of memory does the CPU's attention come?
 
-Per shape and in one run, interleaved, each time over a randomly chosen layer of a working set larger than the caches:
-reading alone (the ceiling, with the widest loads and prefetch), the kernel of every instruction set that runs here,
-what each of its choices is worth (prefetch, huge pages), and other implementations that can be imported. GB/s of
-stored bytes. One worker is timed by its CPU time, several by the wall clock.
+Per shape and in one run, in turns of random order, each time over a randomly chosen layer of a working set larger than
+the caches: reading alone (the ceiling, with the widest loads and prefetch), the kernel of every instruction set that
+runs here, what each of its choices is worth (prefetch, huge pages), and other implementations that can be imported.
+GB/s of stored bytes. One worker is timed by its CPU time, several by the wall clock.
 """
 
 import os
@@ -33,6 +33,10 @@ BLOCK: Final = 256
 ROWS: Final = 4  # sequences
 PEER_CASES: Final = ("gqa8_d128", "gqa4_d128", "mla16_576")  # that other implementations know
 CASE_NAMES: Final = (*PEER_CASES, "v4_64_512")
+PEERS: Final = ("torch", "vllm", "sglang", "jax")  # how the names of their rows begin
+BESIDE_TORCH: Final = " beside torch"  # in the rows of ours that are measured in turns with theirs
+SMALL_PAGES: Final = " 4k pages"
+SETTLE_S: Final = 0.2  # until threads of theirs sleep, which spin for their next work
 PR_SET_THP_DISABLE: Final = 41
 
 
@@ -158,15 +162,28 @@ def best_isa(case: Case, storage: str) -> str:
     return _ffi.isa_of(*shape_of(case, storage))
 
 
+def own_isas(case: Case, storage: str) -> list[str]:
+    """Those with a kernel for this storage; others hand it to the one of another set."""
+    own = []
+    for isa in _ffi.isas():
+        _ffi.force_isa(isa)
+        if _ffi.isa_of(*shape_of(case, storage)) == isa:
+            own.append(isa)
+    _ffi.force_isa(os.environ.get("WSCOPE_ISA", ""))
+    return own
+
+
 def sample(runs: dict[str, peers.Timed], num_bytes: int, rounds: int) -> dict[str, list[float]]:
-    """GB/s of every run in every round, interleaved; what takes long is run three times only."""
+    """GB/s of every run in every round, in random order, peers last; what takes long is run three times only."""
     rates: dict[str, list[float]] = {key: [] for key in runs}
     slow: set[str] = set()
     for number in range(1 + rounds):
-        for key, run in runs.items():
+        if any(key.startswith(PEERS) for key in runs):
+            time.sleep(SETTLE_S)
+        for key in sorted(runs, key=lambda key: (key.startswith(PEERS), random.random())):
             if key in slow and number > 3:
                 continue
-            seconds = run()
+            seconds = runs[key]()
             if seconds > 0.5:
                 slow.add(key)
             if number > 0:
@@ -182,7 +199,9 @@ def rows_of(
     ceiling = max(float(np.median(values)) for values in reads)
     extra = {"threads": threads, "clock": "cpu" if threads == 1 else "wall"}
     return [
-        record.row(label, key, values, "GB/s", ceiling) | extra | {"chosen": key == chosen}
+        record.row(label, key, values, "GB/s", ceiling)
+        | extra
+        | {"chosen": key.removesuffix(BESIDE_TORCH).removesuffix(SMALL_PAGES) == chosen}
         for key, values in rates.items()
     ]
 
@@ -211,7 +230,7 @@ def run_case(
         runs |= peers.torch_peers(case, ROWS, entries, clock)
         runs |= peers.vllm_peers(case, ROWS, entries, clock)
     else:
-        isas = [isa for isa in _ffi.isas() if isa != "portable"] or ["portable"]
+        isas = [isa for isa in own_isas(case, storage) if isa != "portable"] or ["portable"]
         runs |= {f"wscope/{isa}": setup.kernel(isa, clock) for isa in isas}
         runs[f"wscope/{best} no prefetch"] = setup.kernel(best, clock, 0)
         runs[f"wscope/{best} packed when read"] = setup.rows(best, clock)
@@ -221,7 +240,7 @@ def run_case(
     rates = sample(runs, setup.bytes, 5 if quick else 15)
     if with_torch:  # a second ceiling and a second reading of our own kernel
         rates = {
-            key if key.startswith(("torch", "vllm", "sglang")) else f"{key} beside torch": values
+            key if key.startswith(PEERS) else f"{key}{BESIDE_TORCH}": values
             for key, values in rates.items()
         }
     rows = rows_of(label, rates, threads, f"wscope/{best}")
@@ -245,10 +264,10 @@ def small_pages(names: list[str], quick: bool, threads: int) -> list[dict[str, A
         setup = Setup(CASES[name], "bfloat16", megabytes << 20, layers)
         best = best_isa(CASES[name], "bfloat16")
         runs = {
-            "streaming_read 4k pages": setup.read(clock),
-            f"wscope/{best} 4k pages": setup.kernel(best, clock),
+            f"streaming_read{SMALL_PAGES}": setup.read(clock),
+            f"wscope/{best}{SMALL_PAGES}": setup.kernel(best, clock),
         }
-        rows += rows_of(name, sample(runs, setup.bytes, 7), threads, "")
+        rows += rows_of(name, sample(runs, setup.bytes, 7), threads, f"wscope/{best}")
         setup.pool.close()
     return rows
 

@@ -96,9 +96,7 @@ def add_policies(made: ArgumentParser, *, resident: bool = False) -> None:
     known = [name for name in policies.BY_NAME if resident or name != "resident"]
 
     def by_name(text: str) -> dict[str, Policy]:
-        if odd := [name for name in words(text) if name not in known]:
-            raise ArgumentTypeError(f"{', '.join(odd)}: not one of {', '.join(known)}")
-        return {name: policies.choose(name) for name in words(text)}
+        return {name: policies.choose(name) for name in some_of(known)(text)}
 
     made.add_argument(
         "--policies",

@@ -1,6 +1,7 @@
 // Grouped heads in tiles. Included inside the anonymous namespace of attention_amx.cc.
 // Scores: A = queries [R, 32 dims], B = keys [16 dim pairs][16 entries]. Values: A = weights
 // [R, 32 entries], B = values [16 entry pairs][16 dims], C = o where it lies.
+#pragma once
 
 struct GroupedScratch {
   uint16_t* q;        // [R, K]

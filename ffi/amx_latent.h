@@ -4,6 +4,7 @@
 // half of a product is zeros, which costs less than to split the tile. Values: A = weights [16
 // heads][32 entries], B = the tile, C = o. Heads in runs of 16, the last filled up with zero
 // queries.
+#pragma once
 
 // Blocks are read twice, so half of one lies ahead: more than the first-level cache holds.
 using LatentCursor = PrefetchCursor<2>;

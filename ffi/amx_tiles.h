@@ -1,4 +1,5 @@
 // The tile registers. Included inside the anonymous namespace of a file.
+#pragma once
 
 // Palette 1: 64 bytes a row; tiles 0 to 4 have `rows` rows (a product takes time by the rows of its
 // first factor), 5 to 7 all 16.

@@ -4,6 +4,8 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <new>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -19,7 +21,7 @@ namespace {
 // Attention over arrays: q [b, H, K], blocks [b, n, G, E] in tile order, selected uint32 [b, n D /
 // 32].
 Status AttendArrays(const AttentionShape& shape, const AnyBuffer& q, const AnyBuffer& blocks,
-                    const AnyBuffer& selected, float* o, float* lse) {
+                    const AnyBuffer& selected, AnyBuffer& o, AnyBuffer& lse) {
   const int64_t num_rows = q.dimensions()[0];
   const int64_t row_blocks = blocks.dimensions()[1];
   const auto words = selected.dimensions();
@@ -27,6 +29,12 @@ Status AttendArrays(const AttentionShape& shape, const AnyBuffer& q, const AnyBu
       BlockBytes(blocks) != shape.block_bytes() || words[1] != row_blocks * shape.block / 32) {
     return Status::InvalidArgument("blocks: is " + ShapeText(blocks) + " and selected " +
                                    ShapeText(selected) + ", which do not fit q of " + ShapeText(q));
+  }
+  const auto result = o.dimensions();
+  if (result[0] != num_rows || result[1] != shape.num_q_heads || result[2] != shape.value_dim) {
+    return Status::InvalidArgument("o: is " + ShapeText(o) + ", which does not fit q of " +
+                                   ShapeText(q) + " and a value of " +
+                                   std::to_string(shape.value_dim));
   }
   std::vector<int64_t> row_ptr;
   for (int64_t row = 0; row <= num_rows; ++row) row_ptr.push_back(row * row_blocks);
@@ -38,8 +46,10 @@ Status AttendArrays(const AttentionShape& shape, const AnyBuffer& q, const AnyBu
   const auto job = std::make_shared<HostJob>(
       shape,
       std::make_shared<RowBlocks>(static_cast<int>(num_rows), row_ptr.data(), std::move(pointers)),
-      static_cast<const uint32_t*>(selected.untyped_data()), Workers::Get().num_workers());
-  job->Bind(q.untyped_data(), *StorageOf(q), o, lse);
+      static_cast<const uint32_t*>(selected.untyped_data()),
+      std::max(1, Workers::Get().num_workers()));
+  job->Bind(q.untyped_data(), *StorageOf(q), static_cast<float*>(o.untyped_data()),
+            static_cast<float*>(lse.untyped_data()));
   if (job->num_parts() > 0) {
     const std::shared_ptr<Task> task = MakeTask(job);
     if (!Workers::Get().Submit(task)) {
@@ -47,6 +57,7 @@ Status AttendArrays(const AttentionShape& shape, const AnyBuffer& q, const AnyBu
     }
     task->Wait();
   }
+  if (job->is_void()) return Status::ResourceExhausted("host_attention: out of host memory");
   return Status::Ok();
 }
 
@@ -65,8 +76,9 @@ ffi::Error HostAttention(AnyBuffer q, AnyBuffer blocks, AnyBuffer selected, Out 
     status = ReadShape({num_kv_heads, key_dim, value_dim, value_in_key, block, scale, storage}, q,
                        &shape);
     if (!status.ok()) return ToError(status);
-    return ToError(AttendArrays(shape, q, blocks, selected, static_cast<float*>(o->untyped_data()),
-                                static_cast<float*>(lse->untyped_data())));
+    return ToError(AttendArrays(shape, q, blocks, selected, *o, *lse));
+  } catch (const std::bad_alloc& error) {
+    return ToError(Status::ResourceExhausted(std::string("out of host memory: ") + error.what()));
   } catch (const std::exception& error) {
     return ToError(Status::Internal(error.what()));
   }

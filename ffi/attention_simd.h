@@ -1,6 +1,6 @@
 // Decode attention on vectors of 16 floats, over what Numbers knows of the arithmetic (FloatNumbers
 // in simd_float.h, PairNumbers in attention_avx512_bf16.cc). Included inside the anonymous
-// namespace of a file of one instruction set, after simd_walk.h and simd_softmax.h.
+// namespace of a file of one instruction set.
 #pragma once
 
 #include "simd_softmax.h"

@@ -109,6 +109,7 @@ Times PyMeasureAttention(const PoolHandle& pool, int layer, const Int32Matrix& t
   RequirePrefetch(prefetch_bytes);
   const auto rows = static_cast<int>(table.shape(0));
   const auto blocks = static_cast<int32_t>(table.shape(1));
+  if (table.size() == 0) throw std::invalid_argument("table: has no slot");
   for (int64_t i = 0; i < int64_t{rows} * blocks; ++i) {
     if (table.data()[i] < 0 || table.data()[i] >= held->committed()) {
       throw std::invalid_argument("table: names a slot that is not committed");

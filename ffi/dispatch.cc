@@ -1,7 +1,5 @@
 #include "dispatch.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
@@ -18,6 +16,7 @@
 #endif
 
 #include "attention.h"
+#include "clock.h"
 #include "pool.h"
 
 namespace wscope {
@@ -34,11 +33,11 @@ struct Path {
 
 #if defined(__x86_64__)
 
-// 0, or what the system answered.
-long AskForAmx() {
+// Whether the system grants this process the use of tiles.
+bool AskForAmx() {
   constexpr long kRequestPermission = 0x1023;  // ARCH_REQ_XCOMP_PERM
   constexpr long kTileData = 18;               // XFEATURE_XTILEDATA
-  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0 ? 0 : -1;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 
 bool HasAmx() {
@@ -59,7 +58,7 @@ std::vector<Path> AllPaths() {
           {&kAvx2Kernel, __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")},
           {&kAvx512Kernel, avx512},
           {&kAvx512Bf16Kernel, avx512 && __builtin_cpu_supports("avx512bf16")},
-          {&kAmxKernel, avx512 && HasAmx() && AskForAmx() == 0}};
+          {&kAmxKernel, avx512 && HasAmx() && AskForAmx()}};
 }
 
 #else
@@ -98,14 +97,8 @@ Memory Aligned(int64_t bytes) {
   return memory;
 }
 
-// CPU time, not the wall clock: other work on the machine must not change the choice.
-int64_t ThreadCpuNs() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
-
-// The shortest of some runs of a kernel over the same blocks.
+// The shortest of some runs of a kernel over the same blocks. CPU time, not the wall clock: other
+// work on the machine must not change the choice.
 int64_t TimeKernel(const Kernel& kernel, const HeadShape& shape, const HeadBlocks& blocks,
                    const float* q, const SoftmaxState& state) {
   const Memory scratch = Aligned(kernel.scratch_bytes(shape));

@@ -89,7 +89,8 @@ void HostJob::Cut(int workers) {
   }
   part_begins_.push_back(items);
   half_kept_.reset(new std::atomic<bool>[num_parts_]());
-  // A part that finds no memory can only make the result void; here it is an error that is told.
+  // A part that finds no memory can only make the result void; here it is an error that is told,
+  // for the first of the open jobs.
   SpareBuffers::Get().Reserve(kept_bytes());
 }
 

@@ -76,6 +76,8 @@ class HostJob {
   const AttentionShape& shape() const { return shape_; }
 
   const float* o() const { return o_; }
+  // After all parts: there was no memory for one of them.
+  bool is_void() const { return is_void_; }
   const float* lse() const { return lse_; }
 
   // Any thread, each part once. Never throws.

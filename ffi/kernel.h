@@ -17,7 +17,7 @@ struct HeadShape {
   float scale;        // Of the scores.
 };
 
-// The byte order of a block, "tiles" (layout.py packs it; tiles.h indexes it). A row is 64 bytes: P
+// The byte order of a block, "tiles" (layout.py packs it; tests/tiles.h indexes it). A row is 64 bytes: P
 // numbers for each of 16 lanes, P = 2 in bfloat16 and 1 in float32.
 //   keys    [D / 16][K / P rows][16 entries][P dims], a last odd dim as [16 entries]
 //   values  [panels of 64 dims][D / 32][tiles of 16 dims][32 / P rows][16 dims][P entries]
@@ -36,8 +36,8 @@ struct HeadBlocks {
   // Null for all, else a bit per entry, [num_blocks, D / 32]: entries that count. What the others
   // hold must be finite.
   const uint32_t* selected;
-  // How far ahead of the loads the kernel prefetches, kOwnPrefetch or in bytes: 0 for not at all,
-  // at most a head. Where it prefetches several pages side by side, at least these should be ahead.
+  // How far ahead of the loads the kernel prefetches, kOwnPrefetch or in bytes: 0 for no line before
+  // it is loaded, at most a head. Where it prefetches several pages side by side, at least these should be ahead.
   int64_t prefetch_bytes;
   // The head that is attended to next, or null: prefetched with the end of the last block.
   const uint8_t* after = nullptr;
@@ -57,6 +57,8 @@ struct Kernel {
   const char* name;
   bool exact;  // Weights and products in float32; else weights and queries are rounded to bfloat16.
   // Chosen for a shape if it takes less than this share of the time of the kernel chosen so far.
+  // Above 1 for tiles: one thread is timed, and where all cores are at work vectors fall behind
+  // (docs/kernel.md).
   double worth;
   // Not considered for fewer query heads a kv head: there float32 keeps up with memory, the times
   // of the two are alike, and noise would choose, so that results would differ between starts.

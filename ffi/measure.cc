@@ -1,7 +1,5 @@
 #include "measure.h"
 
-#include <time.h>
-
 #include <algorithm>
 #include <atomic>
 #include <exception>
@@ -22,12 +20,6 @@ namespace wscope {
 namespace {
 
 constexpr int kReadParts = 8;  // Of a worker: those of unequal speed end together.
-
-int64_t ThreadCpuNs() {
-  timespec now;
-  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
-  return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
-}
 
 void Submit(const std::shared_ptr<Task>& task) {
   if (!Workers::Get().Submit(task)) {

@@ -1,5 +1,5 @@
 // Arithmetic in float32: what attention_simd.h needs of numbers, for entries in bfloat16 (widened)
-// and in float32. Included after simd_walk.h; the file has also defined
+// and in float32. The file has defined
 //   kMaxHeads (at once), kLatentHeads, kValueTiles (at kMaxHeads; twice as many for fewer heads)
 #pragma once
 
@@ -74,7 +74,8 @@ inline void LatentScores(const HeadShape& shape, const uint8_t* chunk, const flo
   constexpr int kRows = 2;  // Entries at a time.
   const int full = shape.key_dim / kLanes;
   const int rest = shape.key_dim % kLanes;
-  // The values pass prefetches one line for each two that it reads again; here come the others.
+  // The values pass prefetches one line for each two that it reads again (none with tiles one at a
+  // time, which arithmetic binds); here come the others.
   const int lines = (full - shape.value_dim / kLanes / 2) * kItem / 2;
   for (int entry = 0; entry < kEntryTile; entry += kRows) {
     Vec sums[kHeads][kRows];

@@ -1,4 +1,4 @@
-// Weights that are rounded to bfloat16. Included after simd_softmax.h where the instructions are.
+// Weights that are rounded to bfloat16. Included where the instructions are.
 #pragma once
 
 #include "simd_softmax.h"

@@ -1,4 +1,4 @@
-// The softmax of a block of scores, one head after the other. Included after simd_walk.h.
+// The softmax of a block of scores, one head after the other.
 #pragma once
 
 #include "simd_walk.h"

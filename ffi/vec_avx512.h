@@ -1,4 +1,5 @@
 // 16 floats in one register. Included inside the anonymous namespace of a file.
+#pragma once
 
 using Vec = __m512;
 

@@ -101,8 +101,8 @@ bool Workers::Submit(std::shared_ptr<Task> task) {
   if (!creator_.IsThisProcess()) return false;
   const std::unique_lock<std::mutex> lock = Acquire(mutex_);
   if (stopped_ || num_workers() == 0) return false;
-  open_tasks_.fetch_add(1);
   tasks_.push_back(std::move(task));
+  open_tasks_.fetch_add(1);
   has_tasks_.store(true, std::memory_order_release);
   if (sleeping_ > 0) wake_.notify_all();
   return true;

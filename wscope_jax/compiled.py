@@ -20,7 +20,8 @@ SHORT_TURN_S: Final = 0.0005  # that a thread holds Python's lock while another 
 
 COMPILER_OPTIONS: Final = {"xla_gpu_graph_min_graph_size": 2}
 """For `jax.jit` of a program that calls `attend`: on a GPU XLA launches fewer than five kernels one by one, and that is
-what lies between the calls of a layer. As graphs an empty host part adds 11 us to a layer, else 25 to 50."""
+what lies between the calls of a layer. As graphs an empty host part adds 11 us to a layer at batch 1 and 17 at batch
+32, else 29 and 50 (NVIDIA H200; docs/log.md)."""
 
 Compiled = Callable[..., Any]
 

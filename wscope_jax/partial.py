@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from wscope_jax.arguments import instance
+from wscope_jax.arguments import having, instance
 from wscope_jax.errors import UsageError
 
 
@@ -42,6 +42,9 @@ def merge(*partials: Partial) -> Partial:
     """
     for part in partials or (None,):
         instance("partials", part, Partial, "Partial(o, lse), at least one")
+    for part in partials:
+        for number in part:
+            having("partials", number, ("shape", "dtype"), "two arrays in a Partial")
     shapes = {(part.o.shape, part.lse.shape) for part in partials}
     if len(shapes) > 1 or partials[0].o.shape[:-1] != partials[0].lse.shape:
         raise UsageError(

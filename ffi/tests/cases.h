@@ -154,7 +154,9 @@ class CaseData {
         }
       }
     }
-    for (size_t i = 0; i < q.size(); i += shape.key_dim) q[i] = i % 2 == 0 ? 100.0f : -100.0f;
+    for (size_t h = 0; h * shape.key_dim < q.size(); ++h) {
+      q[h * shape.key_dim] = h % 2 == 0 ? 100.0f : -100.0f;
+    }
   }
 
   // From block to block of a row the scores rise by 12 or by 3, stay as they are or fall: by the

@@ -1,5 +1,6 @@
 // What amx_tiles.h does, in plain code on memory of the thread. Included inside the anonymous
 // namespace of a file.
+#pragma once
 
 inline float Widen(uint32_t bits) {
   float value;

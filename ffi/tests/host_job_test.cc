@@ -95,7 +95,7 @@ void TestNear(const Case& test) {
   const CaseData data(test);
   const auto rows = RowsOf(data);
   const int64_t head_bytes = data.shape.head_bytes();
-  const int64_t cache = std::max(int64_t{sysconf(_SC_LEVEL2_CACHE_SIZE)} / 2, int64_t{256} << 10);
+  const int64_t cache = std::max(int64_t{sysconf(_SC_LEVEL2_CACHE_SIZE)} / 4, int64_t{128} << 10);
   for (const int workers : {1, 3, 8, 1000}) {
     const HostJob job(data.shape, data.pool, 0, rows, workers);
     CHECK(job.Near(job.num_parts(), 0).count == 0);

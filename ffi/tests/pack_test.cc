@@ -94,7 +94,8 @@ int main() {
   wscope::TestMoves(wscope::kPortablePackMoves);
 #if defined(__x86_64__)
   if (__builtin_cpu_supports("avx2")) wscope::TestMoves(wscope::kAvx2PackMoves);
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw")) {
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+      __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")) {
     wscope::TestMoves(wscope::kAvx512PackMoves);
   }
 #endif

@@ -217,7 +217,8 @@ refuses(host_attention, arrays, q=(None, 3, step["q"][:, :0]), key=(None, key[:1
 refuses(lambda partials: merge(partials), {{}}, partials=(None, 3))
 one = Partial(jnp.zeros((1, 2, 4)), jnp.zeros((1, 2)))
 for partials in ((), (one, 3), (one, Partial(jnp.zeros((2, 2, 4)), jnp.zeros((2, 2)))),
-                 (one, Partial(jnp.zeros((1, 2, 1)), one.lse)), (Partial(one.o, jnp.zeros(2)),)):
+                 (one, Partial(jnp.zeros((1, 2, 1)), one.lse)), (Partial(one.o, jnp.zeros(2)),),
+                 (Partial(1.0, 2.0),), (Partial(None, None),), (one, Partial(one.o, None))):
     try:
         merge(*partials)
     except UsageError:

@@ -107,6 +107,9 @@ def test_no_prefetch_behind_the_loads() -> None:
     table, shape = np.zeros((1, 1), np.int32), (8, 2, 64, 64, False, 32, "bfloat16", isa)
     for prefetch_bytes in (-1, 0, 1 << 40):  # no further than a head
         assert min(_ffi.measure_attention(pool, 0, table, *shape, prefetch_bytes)) > 0
+    for nothing in (table[:, :0], table[:0]):
+        with pytest.raises(ValueError, match="table: has no slot"):
+            _ffi.measure_attention(pool, 0, nothing, *shape)
     with pytest.raises(ValueError, match="prefetch_bytes"):
         _ffi.measure_attention(pool, 0, table, *shape, -2)
     with pytest.raises(ValueError, match="prefetch_bytes"):

@@ -13,6 +13,7 @@ import pytest
 from tests.cases import CASES
 from wscope_jax import _ffi
 from wscope_jax.ops import host_attention
+from wscope_jax.ops.arrays import HOST_ATTENTION
 from wscope_jax.ops.reference import attend_reference, masked_attention
 from wscope_jax.partial import Partial, merge
 
@@ -70,6 +71,39 @@ def test_a_program_may_be_the_first_to_use_it(monkeypatch: pytest.MonkeyPatch) -
     inputs = _inputs("gqa8_d128", "float32")
     jax.eval_shape(host_attention, *inputs, jnp.full(ROWS, ENTRIES))
     assert len(started) == 1
+
+
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint32"])
+def test_lengths_of_any_width(dtype: str) -> None:
+    q, key, value = (jnp.concatenate([x, x], 1) for x in _inputs("gqa8_d128", "float32"))
+    q = q[:, : q.shape[1] // 2]
+    lengths = jnp.array([100, 3, jnp.iinfo(dtype).max], dtype)
+    got = host_attention(q, key, value, lengths, block=BLOCK)
+    want = host_attention(q, key, value, lengths.astype("int32"), block=BLOCK)
+    np.testing.assert_array_equal(got.lse, want.lse)
+
+
+def test_the_call_refuses_what_does_not_fit() -> None:
+    """What Python never passes on: results of another shape, and no such number of blocks."""
+    q, blocks = jnp.ones((2, 4, 16)), jnp.ones((2, 1, 2, 32 * 32))
+    words = jnp.ones((2, 1), jnp.uint32)
+
+    def call(o: tuple[int, ...], blocks: jax.Array, words: jax.Array) -> jax.Array:
+        shapes = tuple(jax.ShapeDtypeStruct(dims, jnp.float32) for dims in (o, o[:2]))
+        numbers = {"num_kv_heads": 2, "key_dim": 16, "value_dim": 16, "value_in_key": 0}
+        attributes = {name: np.int32(number) for name, number in numbers.items()}
+        result: list[jax.Array] = jax.ffi.ffi_call(HOST_ATTENTION, shapes)(
+            q, blocks, words, block=np.int32(32), scale=np.float32(1), **attributes
+        )
+        return jax.block_until_ready(result[0])
+
+    assert call((2, 4, 16), blocks, words).shape == (2, 4, 16)
+    for o in ((1, 4, 16), (2, 2, 16), (2, 4, 8), (2, 4, 32)):
+        with pytest.raises(jax.errors.JaxRuntimeError, match=r"INVALID_ARGUMENT: o: is \["):
+            call(o, blocks, words)
+    for wrong in ((blocks[:1], words), (blocks[..., :16], words), (blocks, words[:, :0])):
+        with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: blocks: is"):
+            call((2, 4, 16), *wrong)
 
 
 def test_lengths_beyond_the_array_count_all_and_negative_ones_none(isa: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any, Final
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int32
+from jaxtyping import Array, Bool, Float, Integer
 
 from wscope_jax import _ffi, arguments, devices
 from wscope_jax.arguments import array, integer, query_heads
@@ -22,7 +22,7 @@ def host_attention(
     q: Float[Array, "B H K"],
     key: Float[Array, "B S G K"],
     value: Float[Array, "B S G V"] | None,
-    lengths: Int32[Array, " B"],
+    lengths: Integer[Array, " B"],
     *,
     scale: float | None = None,
     value_dim: int | None = None,
@@ -77,7 +77,10 @@ def host_attention(
 
     entries = Entries(padded(key), None if value is None else padded(value.astype(key.dtype)))
     blocks = pack(entries, layout, block, ByteOrder.TILES)
-    counts = jnp.arange(num_blocks * block)[None, :] < jnp.minimum(lengths, num_entries)[:, None]
+    # Cut before it is cast, for uint32 goes beyond int32; as a number of its type, for int8 ends at 127.
+    most = min(num_entries, int(jnp.iinfo(lengths.dtype).max))  # type: ignore[no-untyped-call]
+    kept = jnp.minimum(lengths, jnp.asarray(most, lengths.dtype)).astype(jnp.int32)
+    counts = jnp.arange(num_blocks * block)[None, :] < kept[:, None]
     if select is not None:
         counts &= jnp.pad(select, pad)
     bits = counts.reshape(num_rows, -1, WORD_BITS).astype(jnp.uint32)
