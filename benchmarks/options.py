@@ -120,8 +120,8 @@ def some_of(known: Sequence[str]) -> Callable[[str], list[str]]:
 
     def chosen(text: str) -> list[str]:
         found = words(text)
-        if unknown := set(found) - set(known):
-            raise ArgumentTypeError(f"{', '.join(sorted(unknown))} is none of {', '.join(known)}")
+        if unknown := [word for word in found if word not in known]:
+            raise ArgumentTypeError(f"{', '.join(unknown)}: not one of {', '.join(known)}")
         return found
 
     return chosen

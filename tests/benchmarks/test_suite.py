@@ -31,7 +31,7 @@ def run(*words: object, paths: Mapping[str, str] = {}) -> tuple[int, str, str]:
         ("decode_attention.py --policies resident", "resident: not one of write_scope"),
         ("decode_attention.py --context 255", "at least 256 tokens"),
         ("decode_attention.py --shares 0.5,nan", "--shares: expected a number 0 to 1, got nan"),
-        ("load.py --loads readers,writers", "writers is none of readers, copies"),
+        ("load.py --loads readers,writers", "writers: not one of readers, copies"),
         ("host_attention.py --threads 0 --quick", "expected an integer of at least 1, got 0"),
         ("decode.py --context 1024,,2048", "expected a list with one comma between two"),
         ("stream.py --json /nowhere/x", "'/nowhere/x' cannot be written: No such file"),
