@@ -76,9 +76,9 @@ class HostJob {
   const AttentionShape& shape() const { return shape_; }
 
   const float* o() const { return o_; }
+  const float* lse() const { return lse_; }
   // After all parts: there was no memory for one of them.
   bool is_void() const { return is_void_; }
-  const float* lse() const { return lse_; }
 
   // Any thread, each part once. Never throws.
   void RunPart(int part);
@@ -153,7 +153,7 @@ class HostJob {
   // What parts keep. The first that has something to keep takes the memory: the jobs of a whole
   // step may wait for their turn.
   std::once_flag kept_once_;
-  SpareBuffers::Buffer kept_;                        // [num_parts, 2, state_size]
+  SpareBuffers::Buffer kept_;  // [num_parts, 2, state_size]
   // [num_parts]: of two states that merge one is kept, by the part of the right one.
   std::unique_ptr<std::atomic<bool>[]> half_kept_;
   std::atomic<bool> is_void_{false};

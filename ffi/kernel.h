@@ -17,8 +17,8 @@ struct HeadShape {
   float scale;        // Of the scores.
 };
 
-// The byte order of a block, "tiles" (layout.py packs it; tests/tiles.h indexes it). A row is 64 bytes: P
-// numbers for each of 16 lanes, P = 2 in bfloat16 and 1 in float32.
+// The byte order of a block, "tiles" (layout.py packs it; tests/tiles.h indexes it). A row is 64
+// bytes: P numbers for each of 16 lanes, P = 2 in bfloat16 and 1 in float32.
 //   keys    [D / 16][K / P rows][16 entries][P dims], a last odd dim as [16 entries]
 //   values  [panels of 64 dims][D / 32][tiles of 16 dims][32 / P rows][16 dims][P entries]
 //   latent  (value_in_key) as values, in one panel of K dims
@@ -36,8 +36,9 @@ struct HeadBlocks {
   // Null for all, else a bit per entry, [num_blocks, D / 32]: entries that count. What the others
   // hold must be finite.
   const uint32_t* selected;
-  // How far ahead of the loads the kernel prefetches, kOwnPrefetch or in bytes: 0 for no line before
-  // it is loaded, at most a head. Where it prefetches several pages side by side, at least these should be ahead.
+  // How far ahead of the loads the kernel prefetches, kOwnPrefetch or in bytes: 0 for no line
+  // before it is loaded, at most a head. Where it prefetches several pages side by side, at least
+  // these should be ahead.
   int64_t prefetch_bytes;
   // The head that is attended to next, or null: prefetched with the end of the last block.
   const uint8_t* after = nullptr;

@@ -21,8 +21,10 @@ inline void Turn(const uint8_t* from, int64_t row_bytes, int count, uint8_t* to)
 
 inline void Pair(const uint8_t* even, const uint8_t* odd, int tiles, uint8_t* to) {
   for (int tile = 0; tile < tiles; ++tile, even += 32, odd += 32, to += 1024) {
-    const __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)));
-    const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd)));
+    const __m512i low =
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(even)));
+    const __m512i high =
+        _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(odd)));
     _mm512_storeu_si512(to, _mm512_or_si512(low, _mm512_slli_epi32(high, 16)));
   }
 }
