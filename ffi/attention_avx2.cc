@@ -13,8 +13,9 @@ struct Vec {
 constexpr int64_t kPrefetchAhead = 16384;  // Bytes.
 constexpr int kPrefetchPages = 1;
 constexpr int kMaxHeads = 4;
-constexpr int kLatentHeads = 2;
+constexpr int kLatentHeads = 4;
 constexpr int kValueTiles = 1;
+constexpr int kKeySums = 4;
 
 inline Vec Zero() { return {_mm256_setzero_ps(), _mm256_setzero_ps()}; }
 inline Vec Set1(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
@@ -57,12 +58,17 @@ inline __m256 Select8(uint32_t bits, __m256 a, __m256 b) {
 inline Vec Select(uint32_t bits, Vec a, Vec b) {
   return {Select8(bits & 0xff, a.low, b.low), Select8(bits >> 8, a.high, b.high)};
 }
-inline float ReduceAdd(Vec x) {
-  const __m256 eight = _mm256_add_ps(x.low, x.high);
+// One register: twice as many heads at a time.
+using Sum = __m256;
+inline Sum AddProduct(Vec a, Vec b, Sum sum) {
+  return _mm256_fmadd_ps(a.high, b.high, _mm256_fmadd_ps(a.low, b.low, sum));
+}
+inline float ReduceAdd(Sum eight) {
   __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
   four = _mm_add_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_add_ss(four, _mm_movehdup_ps(four)));
 }
+inline float ReduceAdd(Vec x) { return ReduceAdd(_mm256_add_ps(x.low, x.high)); }
 inline float ReduceMax(Vec x) {
   const __m256 eight = _mm256_max_ps(x.low, x.high);
   __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));

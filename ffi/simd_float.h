@@ -1,6 +1,7 @@
 // Arithmetic in float32: what attention_simd.h needs of numbers, for entries in bfloat16 (widened)
 // and in float32. The file has defined
 //   kMaxHeads (at once), kLatentHeads, kValueTiles (at kMaxHeads; twice as many for fewer heads)
+//   kKeySums, of scores of keys at once; Sum, what products of vectors add up in
 #pragma once
 
 #include "attention_simd.h"
@@ -18,13 +19,16 @@ inline void LoadTwo(const uint8_t* from, Vec* a, Vec* b) {
 }
 
 // Scores, not scaled, of two groups of 16 entries, one after the other: rows in the order of
-// memory, in two sums a head so that products need not wait for each other. q: [K][kHeads].
+// memory, in two sums a head, where registers suffice, so that products need not wait for each
+// other. q: [K][kHeads].
 template <bool kBf16, int kHeads, bool kFetch>
 inline void KeyScores(const HeadShape& shape, const uint8_t* keys, const float* q, float* scores,
                       Cursor& cursor) {
   constexpr int kLines = kBf16 ? 1 : 2;  // Of two dims.
+  constexpr bool kApart = 2 * kHeads <= kKeySums;
   for (int group = 0; group < kEntryTile; group += kLanes) {
-    Vec even[kHeads], odd[kHeads];
+    Vec even[kHeads], apart[kHeads];
+    Vec* const odd = kApart ? apart : even;
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) even[h] = odd[h] = Zero();
     const float* at = q;
@@ -47,7 +51,7 @@ inline void KeyScores(const HeadShape& shape, const uint8_t* keys, const float* 
     }
 #pragma GCC unroll 8
     for (int h = 0; h < kHeads; ++h) {
-      Store(scores + int64_t{h} * shape.block + group, Add(even[h], odd[h]));
+      Store(scores + int64_t{h} * shape.block + group, kApart ? Add(even[h], odd[h]) : even[h]);
     }
   }
 }
@@ -78,16 +82,16 @@ inline void LatentScores(const HeadShape& shape, const uint8_t* chunk, const flo
   // time, which arithmetic binds); here come the others.
   const int lines = (full - shape.value_dim / kLanes / 2) * kItem / 2;
   for (int entry = 0; entry < kEntryTile; entry += kRows) {
-    Vec sums[kHeads][kRows];
+    Sum sums[kHeads][kRows];
 #pragma GCC unroll 8
-    for (int h = 0; h < kHeads; ++h) sums[h][0] = sums[h][1] = Zero();
+    for (int h = 0; h < kHeads; ++h) sums[h][0] = sums[h][1] = Sum{};
     const float* q_tile = q;
     const auto add = [&](const Vec* x) {
 #pragma GCC unroll 8
       for (int h = 0; h < kHeads; ++h, q_tile += kLanes) {
         const Vec q_h = Load(q_tile);
-        sums[h][0] = Fma(q_h, x[0], sums[h][0]);
-        sums[h][1] = Fma(q_h, x[1], sums[h][1]);
+        sums[h][0] = AddProduct(q_h, x[0], sums[h][0]);
+        sums[h][1] = AddProduct(q_h, x[1], sums[h][1]);
       }
     };
     if (kFetch) cursor.Lines(lines);

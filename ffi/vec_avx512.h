@@ -6,6 +6,7 @@ using Vec = __m512;
 constexpr int kMaxHeads = 8;
 constexpr int kLatentHeads = 8;
 constexpr int kValueTiles = 2;
+constexpr int kKeySums = 16;
 
 inline Vec Zero() { return _mm512_setzero_ps(); }
 inline Vec Set1(float x) { return _mm512_set1_ps(x); }
@@ -23,6 +24,8 @@ inline Vec Max(Vec a, Vec b) { return _mm512_max_ps(a, b); }
 inline Vec Select(uint32_t bits, Vec a, Vec b) {
   return _mm512_mask_blend_ps(static_cast<__mmask16>(bits), b, a);
 }
+using Sum = Vec;
+inline Sum AddProduct(Vec a, Vec b, Sum sum) { return Fma(a, b, sum); }
 inline float ReduceAdd(Vec x) { return _mm512_reduce_add_ps(x); }
 inline float ReduceMax(Vec x) { return _mm512_reduce_max_ps(x); }
 
