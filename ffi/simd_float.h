@@ -97,6 +97,7 @@ inline void LatentScores(const HeadShape& shape, const uint8_t* chunk, const flo
     if (kFetch) cursor.Lines(lines);
     const uint8_t* row = chunk + int64_t{entry} * kLanes * kItem;
     Vec x[kRows];
+#pragma GCC unroll 2
     for (int tile = 0; tile < full; ++tile, row += int64_t{kEntryTile} * kLanes * kItem) {
       LoadEntries<kBf16, false>(row, kLanes, x);
       add(x);
