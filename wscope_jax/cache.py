@@ -100,8 +100,9 @@ class InplaceKVCache:
         self.slots_per_chunk = size.slots_per_chunk(stream)
         places = policy.uses_host or policy.uses_link
         slots = size.require_slots(host_memory) if places else 0
-        self.placement = Placement(batch, window, slots, spare_blocks=size.spare_blocks)
+        # First what needs memory: a batch for which there is none would take minutes to list.
         self._regions = Regions(size, slots, storage=dtype)
+        self.placement = Placement(batch, window, slots, spare_blocks=size.spare_blocks)
         self._dispatcher, self._pools = self._regions.dispatcher, self._regions.pools
         self._evictions = Evictions(self.placement, self._regions, self.compiled, self._route)
         self._decode = Decoding(

@@ -56,10 +56,15 @@ class HostPools:
                 )
                 for region in HOST_REGIONS
             }
-        except (MemoryError, ValueError, TypeError) as error:  # the last two: beyond 64 bits
+        except (
+            MemoryError,
+            ValueError,
+            TypeError,
+        ) as error:  # the last: beyond what the extension counts
+            why = "" if isinstance(error, TypeError) else f" ({error})"
             raise CapacityError(
-                f"host memory: no address space for {max_slots} blocks of {self.slot_bytes} bytes ({error}); use "
-                "fewer or shorter sequences"
+                f"host memory: no address space for {max_slots} blocks of {self.slot_bytes} bytes{why}; use fewer or "
+                "shorter sequences"
             ) from error
         self._refused: dict[Region, str] = {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="wscope-commit")

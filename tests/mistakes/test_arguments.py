@@ -162,6 +162,7 @@ def test_values() -> None:
 
 
 PROGRAM = f"""
+import warnings
 import jax.numpy as jnp
 import numpy as np
 from wscope_jax import *
@@ -211,9 +212,11 @@ refuses(lambda kind: Stream(layout, kind), {{}}, kind=("resident",))
 key = jnp.zeros((2, 8, 2, 16))
 arrays = dict(q=step["q"], key=key, value=key, lengths=jnp.array([3, 4], jnp.int32))
 host_attention(**arrays)
+with warnings.catch_warnings(action="error"):
+    host_attention(**arrays | dict(lengths=np.array([3, 4], np.int64)))
 refuses(host_attention, arrays, q=(None, 3, step["q"][:, :0]), key=(None, key[:1], key[:, :, :0]),
-        value=(3, key[..., :0]), lengths=(None, [3, 4]),
-        scale=("x", 0, 1e-46, 1e39), value_dim=(0, 17), select=(3,), sink=(3,), block=(0, 33, None))
+        value=(3, key[..., :0], key.astype("float16")), lengths=(None, [3, 4]),
+        scale=("x", 0, 1e-46, 1e39), value_dim=(0, 17), select=(3,), sink=(3,), block=(0, 33, None, 2**31, 2**70))
 refuses(lambda partials: merge(partials), {{}}, partials=(None, 3))
 one = Partial(jnp.zeros((1, 2, 4)), jnp.zeros((1, 2)))
 for partials in ((), (one, 3), (one, Partial(jnp.zeros((2, 2, 4)), jnp.zeros((2, 2)))),

@@ -504,6 +504,13 @@ def test_sizes_that_are_none(name: str, value: Any) -> None:
         InplaceKVCache([[Stream(LAYOUT)]], policy=policies.CpuOnly(), **values)
 
 
+@pytest.mark.parametrize("policy", [policies.CpuOnly(), policies.Resident()])
+def test_a_batch_that_no_machine_has_room_for(policy: policies.Policy) -> None:
+    """Before anything is made for each of its rows."""
+    with pytest.raises(CapacityError, match="use fewer or shorter sequences"):
+        InplaceKVCache([[Stream(LAYOUT)]], policy=policy, batch=2**30, max_len=420, window=BLOCK)
+
+
 @pytest.mark.parametrize("share", ["x", -0.1, 1.1, float("nan"), True, [0.5]])
 def test_shares_that_are_none(share: Any) -> None:
     with pytest.raises(UsageError, match="share: expected a number 0 to 1"):

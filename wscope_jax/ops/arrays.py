@@ -16,6 +16,7 @@ from wscope_jax.partial import Partial, merge
 
 HOST_ATTENTION: Final = "wscope_host_attention"
 WORD_BITS: Final = 32
+MOST_BLOCK: Final = 1 << 16  # entries; every row is padded to whole blocks
 
 
 def host_attention(
@@ -39,13 +40,13 @@ def host_attention(
         q: not scaled; query head h reads kv head h // (H / G).
         key: S entries a row, of which the first `lengths[b]` count; float32 or bfloat16. All must be finite, those that
             do not count too: what else comes of them is not defined.
-        value: one per key, or None where the value is the first `value_dim` numbers of the key.
+        value: one per key, float32 or bfloat16, or None where the value is the first `value_dim` numbers of the key.
         lengths: entries that count in each row; all S if it is more, none if it is negative.
         scale: applied to the scores in float32, in whose range it is; K ** -0.5 unless given.
         value_dim: V, where `value` is None.
         select: entries that count, besides `lengths`: a gathered list as a mask.
         sink: one more logit per head that takes weight and gives nothing; not scaled.
-        block: entries in a block, a multiple of 32.
+        block: entries in a block, a multiple of 32, at most 65,536.
 
     Returns:
         o [B, H, V] and lse [B, H] in float32; 0 and -inf for a row where nothing counts. With bfloat16 keys some
@@ -77,6 +78,7 @@ def host_attention(
 
     entries = Entries(padded(key), None if value is None else padded(value.astype(key.dtype)))
     blocks = pack(entries, layout, block, ByteOrder.TILES)
+    lengths = jnp.asarray(lengths)  # NumPy's int64 is int32 here.
     # Cut before it is cast, for uint32 goes beyond int32; as a number of its type, for int8 ends at 127.
     most = min(num_entries, int(jnp.iinfo(lengths.dtype).max))  # type: ignore[no-untyped-call]
     kept = jnp.minimum(lengths, jnp.asarray(most, lengths.dtype)).astype(jnp.int32)
@@ -117,24 +119,24 @@ def _check(q: Any, key: Any, value: Any, lengths: Any, select: Any, sink: Any, b
     array("q", q, "float", "B", "H", "K")
     num_rows, _, key_dim = q.shape
     array("key", key, "float", num_rows, "S", "G", key_dim)
-    for name, floats in (("q", q), ("key", key)):
-        if str(floats.dtype) not in ("float32", "bfloat16"):
-            raise UsageError(f"{name}: expected float32 or bfloat16, got {floats.dtype}")
-        _require_some(name, floats)
+    _check_numbers("q", q)
+    _check_numbers("key", key)
     if value is not None:
         array("value", value, "float", *key.shape[:3], "V")
-        _require_some("value", value)
+        _check_numbers("value", value)
     query_heads(q, key.shape[2])
     array("lengths", lengths, "int", num_rows)
     if select is not None:
         array("select", select, "bool", num_rows, key.shape[1])
     if sink is not None:
         array("sink", sink, "float", q.shape[1])
-    if integer("block", block, TILE_ENTRIES) % TILE_ENTRIES:
+    if integer("block", block, TILE_ENTRIES, MOST_BLOCK) % TILE_ENTRIES:
         raise UsageError(f"block: expected a multiple of {TILE_ENTRIES}, got {block}")
 
 
-def _require_some(name: str, floats: Any) -> None:
-    """There may be no entries, but not no rows, heads or dims."""
+def _check_numbers(name: str, floats: Any) -> None:
+    """Of a type that is stored; there may be no entries, but not no rows, heads or dims."""
+    if str(floats.dtype) not in ("float32", "bfloat16"):
+        raise UsageError(f"{name}: expected float32 or bfloat16, got {floats.dtype}")
     if 0 in (floats.shape[0], *floats.shape[-2:]):
         raise UsageError(f"{name}: expected rows, heads and dims of at least 1, got {floats.shape}")
