@@ -34,7 +34,8 @@ def host_attention(
     """Attention of one query token per row over arrays, by the CPU's kernels and workers.
 
     Entries are packed into blocks first, which takes longer than to attend to them once: this is for tests, for
-    benchmarks and for arrays that are attended to where they are. Works inside `jax.jit` on the platform "cpu".
+    benchmarks and for arrays that are attended to where they are. Works inside `jax.jit` on the platform "cpu"; has no
+    gradient and cannot be batched by `jax.vmap`.
 
     Args:
         q: not scaled; query head h reads kv head h // (H / G).
@@ -42,15 +43,16 @@ def host_attention(
             do not count too: what else comes of them is not defined.
         value: one per key, float32 or bfloat16, or None where the value is the first `value_dim` numbers of the key.
         lengths: entries that count in each row; all S if it is more, none if it is negative.
-        scale: applied to the scores in float32, in whose range it is; K ** -0.5 unless given.
+        scale: a positive Python number, applied to the scores in float32, in whose range it is; K ** -0.5 unless given.
         value_dim: V, where `value` is None.
         select: entries that count, besides `lengths`: a gathered list as a mask.
         sink: one more logit per head that takes weight and gives nothing; not scaled.
         block: entries in a block, a multiple of 32, at most 65,536.
 
     Returns:
-        o [B, H, V] and lse [B, H] in float32; 0 and -inf for a row where nothing counts. With bfloat16 keys some
-        instruction sets round queries and weights to bfloat16 (docs/kernel.md).
+        o [B, H, V] and lse [B, H] in float32; 0 and -inf for a row where nothing counts. The same bits each time for
+        one number of workers and one instruction set; others add in another order. With bfloat16 keys some instruction
+        sets round queries and weights to bfloat16 (docs/kernel.md).
 
     Raises:
         UsageError: an argument of another type or shape.
