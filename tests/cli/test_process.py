@@ -54,7 +54,7 @@ def test_signals_keep_what_there_is(
     while len(first) < 100:  # some forty tokens
         first += process.stdout.read(100)
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == code, err
     assert re.fullmatch(rb"[0-9]+( [0-9]+)+\n", first + out)
     assert err.decode().splitlines()[-1] == line
@@ -65,7 +65,7 @@ def test_reader_that_leaves(start: Any, endless: list[str]) -> None:
     process = start(*endless)
     process.stdout.read(20)
     process.stdout.close()
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=300) == 0
     err = process.stderr.read()
     assert b"error" not in err
     assert b"Traceback" not in err
